@@ -1,0 +1,158 @@
+"""Insert: events → the statements that put them into the outbox. Sans-IO: a door runs them on the caller's connection.
+
+`insertion` is a small program, a generator: it yields a Statement, the door runs it and sends the rows back.
+
+    program = insertion(events, place)
+    answer = None
+    while statement := step(program, answer):
+        answer = run(statement)          # the door's one line
+
+Usually that is one statement for any number of events. Keys and numbers cost one more each, for all events together.
+"""
+
+import json
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
+
+from pillarbox.core.event import Event
+from pillarbox.core.routing import DEFAULT_TOPIC, check_template, topic_of
+from pillarbox.errors import ConfigError, DuplicateEvent, InvalidEvent
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_COLUMNS = (
+    "event_id, aggregate_type, aggregate_id, event_type, topic, payload, body,"
+    " content_type, headers, idempotency_key, number, available_at, occurred_at"
+)
+
+
+class Statement(NamedTuple):
+    """SQL and its parameters. `rows` run as one executemany and return nothing; `parameters` run once, with rows."""
+
+    sql: str
+    parameters: Sequence[Any] = ()
+    rows: Sequence[Sequence[Any]] | None = None
+
+
+Rows = Sequence[Sequence[Any]]
+Program = Generator[Statement, Rows, None]
+OnDuplicate = Literal["raise", "ignore"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where events go: schema (PostgreSQL), the tables' prefix, the topic template and the payload's limit in bytes."""
+
+    schema: str = "public"
+    prefix: str = "pillarbox_"
+    topic: str = DEFAULT_TOPIC
+    max_payload: int = 262_144
+    sql: Mapping[str, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_template(self.topic)
+        check_identifier("schema", self.schema)
+        check_identifier("prefix", self.prefix)
+        if self.max_payload < 1:
+            raise ConfigError(f"max_payload: {self.max_payload} is not a number of bytes above 0")
+        object.__setattr__(self, "sql", {name: text.format(p=self.prefix) for name, text in _SQLITE.items()})
+
+
+def check_identifier(setting: str, name: str) -> str:
+    """Refuse what cannot stand in SQL as a name without quotes."""
+    if not (name.isascii() and name.isidentifier() and len(name) <= 40):
+        raise ConfigError(f"{setting}: {name!r} must be letters, digits and underscores, at most 40")
+    return name
+
+
+_SQLITE = {
+    "insert": f"INSERT INTO {{p}}outbox ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
+    "keys": (
+        "INSERT INTO {p}keys (key, event_id, created_at)"
+        " SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
+        " CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER) FROM json_each(?) WHERE true ON CONFLICT DO NOTHING RETURNING event_id"
+    ),
+    "forget_keys": "DELETE FROM {p}keys WHERE event_id IN (SELECT value FROM json_each(?))",
+    "numbers": (
+        "INSERT INTO {p}numbers (aggregate_type, aggregate_id, last)"
+        " SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')"
+        " FROM json_each(?) WHERE true"
+        " ON CONFLICT DO UPDATE SET last = last + excluded.last RETURNING aggregate_type, aggregate_id, last"
+    ),
+}
+
+
+def insertion(events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplicate = "raise") -> Program:
+    """Put events into the outbox, in their order; one statement for all of them."""
+    if any(event.idempotency_key is not None for event in events):
+        events = yield from _take_keys(events, place, on_duplicate)
+    numbers: Mapping[int, int] = {}
+    if any(event.numbered for event in events):
+        numbers = yield from _draw_numbers(events, place)
+    if events:
+        rows = [_row(event, place, numbers.get(index, event.number)) for index, event in enumerate(events)]
+        yield Statement(place.sql["insert"], rows=rows)
+
+
+def _row(event: Event[Any], place: Place, number: int | None) -> tuple[Any, ...]:
+    data = event.data
+    size = len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
+    if size > place.max_payload:
+        raise InvalidEvent(
+            f"payload of {event.type!r} ({event.id}): {size:,} bytes, at most {place.max_payload:,}: "
+            "store it elsewhere and send its address, or raise max_payload here and at the broker"
+        )
+    kind, id = event.aggregate or ("", "")
+    return (
+        str(event.id),
+        kind,
+        id,
+        event.type,
+        event.topic or topic_of(place.topic, kind, event.type),
+        None if isinstance(data, bytes) else data,
+        data if isinstance(data, bytes) else None,
+        event.content_type,
+        json.dumps(event.headers, ensure_ascii=False) if event.headers else None,
+        event.idempotency_key,
+        number,
+        None if event.available_at is None else microseconds(event.available_at),
+        None if event.occurred_at is None else microseconds(event.occurred_at),
+    )
+
+
+def _take_keys(
+    events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplicate
+) -> Generator[Statement, Rows, Sequence[Event[Any]]]:
+    """Take the idempotency keys; give the events whose key was free, and those without one."""
+    keyed = [(event.idempotency_key, str(event.id)) for event in events if event.idempotency_key is not None]
+    taken = {row[0] for row in (yield Statement(place.sql["keys"], [json.dumps(keyed)]))}
+    copies = [event for event in events if event.idempotency_key is not None and str(event.id) not in taken]
+    if copies and on_duplicate == "raise":
+        # The transaction stays usable, so what this call has just taken is given back.
+        yield Statement(place.sql["forget_keys"], [json.dumps(sorted(taken))])
+        raise DuplicateEvent(
+            f"an event with the idempotency key {copies[0].idempotency_key!r} was added before ({copies[0].type!r}); "
+            "nothing was added now: on_duplicate='ignore' passes over such events"
+        )
+    return [event for event in events if event not in copies] if copies else events
+
+
+def _draw_numbers(events: Sequence[Event[Any]], place: Place) -> Generator[Statement, Rows, Mapping[int, int]]:
+    """Draw gap-free numbers for the events that ask for one; give them by the event's index."""
+    wanted: dict[tuple[str, str], list[int]] = {}
+    for index, event in enumerate(events):
+        if event.numbered and event.aggregate is not None:
+            wanted.setdefault(event.aggregate, []).append(index)
+    counts = [[*aggregate, len(indexes)] for aggregate, indexes in sorted(wanted.items())]
+    numbers: dict[int, int] = {}
+    for kind, id, last in (yield Statement(place.sql["numbers"], [json.dumps(counts)])):
+        indexes = wanted[kind, id]
+        numbers.update(zip(indexes, range(last - len(indexes) + 1, last + 1), strict=True))
+    return numbers
+
+
+def microseconds(instant: datetime) -> int:
+    """Write an instant as whole microseconds since 1970 in UTC, exactly."""
+    passed = instant - EPOCH
+    return (passed.days * 86_400 + passed.seconds) * 1_000_000 + passed.microseconds

@@ -1,0 +1,231 @@
+"""Messages: an entry ⇄ what goes over the wire, in three formats.
+
+    plain                     headers id, type, aggregate_type, …; the body is the payload, byte for byte
+    cloudevents               the same body; the attributes are headers with the prefix ce_ (binary mode)
+    cloudevents-structured    one JSON document that holds the attributes and the payload
+
+A reader recognises the format from the message itself, never from settings. Brokers whose own CloudEvents binding
+spells the prefix otherwise rename it in their file; the reader knows all of the spellings.
+"""
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+from urllib.parse import quote
+from uuid import UUID
+
+from pillarbox.core.entry import Entry
+from pillarbox.core.event import Event
+from pillarbox.core.payload import JSON, from_bytes, is_json
+from pillarbox.errors import DecodeError
+
+STRUCTURED = "application/cloudevents+json"
+REPLAY_HEADER = "pillarbox-replay"
+_CE_PREFIXES = ("ce_", "ce-", "cloudEvents:", "cloudEvents_")
+_CE_EXTENSIONS = {
+    "aggregatetype": "aggregate_type",
+    "partitionkey": "aggregate_id",
+    "idempotencykey": "idempotency_key",
+    "number": "number",
+}
+
+
+class Message(NamedTuple):
+    """Bytes on the wire. `ticket` is the relay's own mark: it comes back with the outcome and is never sent."""
+
+    topic: str
+    key: str | None
+    headers: Mapping[str, str]
+    body: bytes
+    ticket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message received. `place` is the broker's own handle, needed to acknowledge it."""
+
+    message: Message
+    place: Any = None
+    redelivered: bool = False
+    attempt: int = 1
+
+    @property
+    def topic(self) -> str:
+        return self.message.topic
+
+    @property
+    def replay(self) -> str | None:
+        """The id of the replay that sent it again on purpose; None in normal life."""
+        return self.message.headers.get(REPLAY_HEADER)
+
+
+def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
+    """Make the message for an entry."""
+    key = entry.aggregate_id or None
+    body = entry.data if isinstance(entry.data, bytes) else entry.data.encode()
+    headers, body = _FORMATS[format](entry, body)
+    if entry.headers:
+        headers |= json.loads(entry.headers)
+    return Message(entry.topic, key, headers, body, ticket)
+
+
+def _plain(entry: Entry, body: bytes) -> tuple[dict[str, str], bytes]:
+    headers = {"id": entry.event_id, "type": entry.event_type, "content_type": entry.content_type or JSON}
+    if entry.aggregate_id:
+        headers["aggregate_type"] = entry.aggregate_type
+        headers["aggregate_id"] = entry.aggregate_id
+    if entry.number is not None:
+        headers["number"] = str(entry.number)
+    if entry.idempotency_key is not None:
+        headers["idempotency_key"] = entry.idempotency_key
+    if entry.occurred_at is not None:
+        headers["occurred_at"] = instant(entry.occurred_at)
+    return headers, body
+
+
+def _attributes(entry: Entry) -> dict[str, str]:
+    attributes = {
+        "specversion": "1.0",
+        "id": entry.event_id,
+        "source": "/" + quote(entry.aggregate_type, safe=""),
+        "type": entry.event_type,
+        "time": instant(entry.occurred_at or entry.created_at),
+    }
+    if entry.aggregate_id:
+        attributes |= {
+            "subject": entry.aggregate_id,
+            "aggregatetype": entry.aggregate_type,
+            "partitionkey": entry.aggregate_id,
+        }
+    if entry.number is not None:
+        attributes["number"] = str(entry.number)
+    if entry.idempotency_key is not None:
+        attributes["idempotencykey"] = entry.idempotency_key
+    return attributes
+
+
+def _cloudevents(entry: Entry, body: bytes) -> tuple[dict[str, str], bytes]:
+    headers = {f"ce_{name}": value for name, value in _attributes(entry).items()}
+    headers["content-type"] = entry.content_type or JSON
+    return headers, body
+
+
+def _structured(entry: Entry, body: bytes) -> tuple[dict[str, str], bytes]:
+    content_type = entry.content_type or JSON
+    document = json.dumps(_attributes(entry) | {"datacontenttype": content_type}, ensure_ascii=False).encode()
+    # The payload is put in as it stands: parsing and writing it again could change its bytes.
+    data = b'"data":' + body if is_json(content_type) else b'"data_base64":"%b"' % base64.b64encode(body)
+    return {"content-type": f"{STRUCTURED}; charset=UTF-8"}, document[:-1] + b"," + data + b"}"
+
+
+_FORMATS: dict[str, Callable[[Entry, bytes], tuple[dict[str, str], bytes]]] = {
+    "plain": _plain,
+    "cloudevents": _cloudevents,
+    "cloudevents-structured": _structured,
+}
+
+
+def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None) -> Event[Any]:
+    """Read an event off a delivery, whatever its format; `model_for` names the payload's model by event type."""
+    fields, own_headers, body = _parse(delivery.message)
+    try:
+        id = UUID(fields["id"])
+        type = fields["type"]
+        number = int(fields["number"]) if "number" in fields else None
+        occurred_at = datetime.fromisoformat(fields["occurred_at"]) if "occurred_at" in fields else None
+    except KeyError as error:
+        raise DecodeError(f"the message on {delivery.topic!r} has no {error} header, so it is not an event") from error
+    except ValueError as error:
+        raise DecodeError(f"a header of the message on {delivery.topic!r} is malformed: {error}") from error
+    content_type = fields.get("content_type", JSON)
+    aggregate_id = fields.get("aggregate_id")
+    return Event.received(
+        id=id,
+        type=type,
+        payload=from_bytes(body, content_type, model_for(type)),
+        aggregate=(fields.get("aggregate_type", ""), aggregate_id) if aggregate_id else None,
+        topic=delivery.topic,
+        headers=own_headers,
+        content_type=content_type,
+        idempotency_key=fields.get("idempotency_key"),
+        occurred_at=occurred_at,
+        number=number,
+        data=body.decode() if is_json(content_type) else body,
+        delivery=delivery,
+    )
+
+
+def identity(message: Message) -> tuple[str, str, str, str]:
+    """Read what order and recognition need, without the body: event id, type, aggregate type and id ('' if absent)."""
+    fields = _parse(message)[0]
+    return (
+        fields.get("id", ""),
+        fields.get("type", ""),
+        fields.get("aggregate_type", ""),
+        fields.get("aggregate_id", ""),
+    )
+
+
+_PLAIN_FIELDS = frozenset(
+    ("id", "type", "content_type", "aggregate_type", "aggregate_id", "number", "idempotency_key", "occurred_at")
+)
+
+
+def _parse(message: Message) -> tuple[dict[str, str], dict[str, str], bytes]:
+    """Split a message into our fields, the event's own headers and the body."""
+    headers = message.headers
+    content_type = headers.get("content-type") or headers.get("content_type") or JSON
+    if content_type.partition(";")[0].strip().lower() == STRUCTURED:
+        return _parse_structured(message)
+    for prefix in _CE_PREFIXES:
+        if f"{prefix}specversion" in headers:
+            return _parse_binary(message, prefix, content_type)
+    fields = {name: value for name, value in headers.items() if name in _PLAIN_FIELDS}
+    own = {name: value for name, value in headers.items() if name not in _PLAIN_FIELDS and name != REPLAY_HEADER}
+    return fields, own, message.body
+
+
+def _from_attributes(attributes: Mapping[str, str], content_type: str) -> dict[str, str]:
+    fields = {"content_type": content_type}
+    for name, value in attributes.items():
+        if name in ("id", "type"):
+            fields[name] = value
+        elif name == "time":
+            fields["occurred_at"] = value
+        elif name in _CE_EXTENSIONS:
+            fields[_CE_EXTENSIONS[name]] = value
+    return fields
+
+
+def _parse_binary(message: Message, prefix: str, content_type: str) -> tuple[dict[str, str], dict[str, str], bytes]:
+    attributes = {n.removeprefix(prefix): v for n, v in message.headers.items() if n.startswith(prefix)}
+    own = {
+        n: v
+        for n, v in message.headers.items()
+        if not n.startswith(prefix) and n not in ("content-type", "content_type", REPLAY_HEADER)
+    }
+    return _from_attributes(attributes, content_type), own, message.body
+
+
+def _parse_structured(message: Message) -> tuple[dict[str, str], dict[str, str], bytes]:
+    try:
+        document = json.loads(message.body)
+        if not isinstance(document, dict):
+            raise ValueError("it is not an object")
+        if "data_base64" in document:
+            body = base64.b64decode(document.pop("data_base64"), validate=True)
+        else:
+            body = json.dumps(document.pop("data", None), ensure_ascii=False, separators=(",", ":")).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DecodeError(f"the message on {message.topic!r} is no CloudEvent: {error}") from error
+    content_type = str(document.pop("datacontenttype", JSON))
+    own = {n: v for n, v in message.headers.items() if n not in ("content-type", "content_type", REPLAY_HEADER)}
+    return _from_attributes({n: str(v) for n, v in document.items()}, content_type), own, body
+
+
+def instant(value: datetime) -> str:
+    """Write an instant as RFC 3339 in UTC with a Z."""
+    return value.isoformat().replace("+00:00", "Z")

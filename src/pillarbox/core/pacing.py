@@ -1,0 +1,21 @@
+"""Pacing: how long until the next poll. Busy: at once. Just quiet: a few milliseconds. Idle: doubles up to a bound."""
+
+from datetime import timedelta
+
+
+class Pacing:
+    """Gives the next wait in seconds; doubles while nothing happens, starts over as soon as something does."""
+
+    def __init__(self, first: timedelta, longest: timedelta) -> None:
+        self._first = first.total_seconds()
+        self._longest = max(longest.total_seconds(), self._first)
+        self._next = self._first
+
+    def busy(self) -> None:
+        """Something happened: the next wait is the first one again."""
+        self._next = self._first
+
+    def quiet(self) -> float:
+        """Nothing happened: give the wait, and double the one after it."""
+        wait, self._next = self._next, min(self._next * 2, self._longest)
+        return wait

@@ -1,0 +1,80 @@
+"""Retry: what becomes of an event that was tried. Verdicts are values; the policy that makes them is pure.
+
+Published    it is at the broker (or handled): done
+RetryAt      it failed and is tried again at that time; counted
+Dead         refused for good, or out of retries
+Untouched    the other side is away: nothing counted, however long
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """It is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """It failed; it is tried again at `at`, and holds its line until then."""
+
+    at: datetime
+    error: str
+    blocks = True
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """It is given up; `blocks` says whether its line waits for somebody to retry or drop it."""
+
+    error: str
+    blocks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Untouched:
+    """Nothing happened to it; nothing is counted."""
+
+    error: str = ""
+
+
+Verdict = Published | RetryAt | Dead | Untouched
+
+PUBLISHED = Published()
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Judges failures: `retries` tries after the first, waiting `first`, doubling up to `longest`, ± `jitter`."""
+
+    retries: int = 5
+    first: timedelta = timedelta(seconds=1)
+    longest: timedelta = timedelta(seconds=16)
+    jitter: float = 0.2
+
+    def judge(
+        self, error: PublishError | None, attempts: int, now: datetime, chance: float, *, blocks: bool = True
+    ) -> Verdict:
+        """Say what an outcome means for an event that failed `attempts` times before; `chance` is in [0, 1)."""
+        if error is None:
+            return PUBLISHED
+        text = str(error) or type(error).__name__
+        if isinstance(error, BrokerUnavailable):
+            return Untouched(text)
+        if isinstance(error, PublishRejected):
+            return Dead(text, blocks)
+        return self.failed(text, attempts, now, chance, blocks=blocks)
+
+    def failed(self, error: str, attempts: int, now: datetime, chance: float, *, blocks: bool = True) -> RetryAt | Dead:
+        """Say when to try again after one more failure, or that it is enough."""
+        if attempts >= self.retries:
+            return Dead(error, blocks)
+        return RetryAt(now + self.delay(attempts, chance), error)
+
+    def delay(self, attempts: int, chance: float) -> timedelta:
+        """Give the wait after failure number `attempts` + 1: 1, 2, 4, 8, 16 s ± 20 % by default."""
+        base = min(self.first * (1 << min(attempts, 30)), self.longest)
+        return base * (1 + self.jitter * (2 * chance - 1))

@@ -1,0 +1,80 @@
+"""Routing: the topic, key, lane and line of an event. Pure functions; the lane's test vectors are shared with SQL."""
+
+import string
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import Literal
+
+from pillarbox.core.entry import Entry
+from pillarbox.errors import ConfigError
+
+LANES = 64
+DEFAULT_TOPIC = "{aggregate_type}-events"
+
+Line = tuple[str, str, str]
+"""What is kept in order: topic, aggregate type, aggregate id; the last two are empty for a whole topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What holds for one topic: its order, what a dead event does to its followers, its format on the wire."""
+
+    order: Literal["aggregate", "global", "none"] = "aggregate"
+    when_dead: Literal["block", "skip"] = "block"
+    format: Literal["plain", "cloudevents", "cloudevents-structured"] = "plain"
+
+
+class Topics:
+    """The topics that have settings of their own; every other one has the defaults."""
+
+    def __init__(self, named: dict[str, Topic] | None = None) -> None:
+        self._named = dict(named or {})
+        self._default = Topic()
+
+    def __getitem__(self, name: str) -> Topic:
+        return self._named.get(name, self._default)
+
+    def line_of(self, entry: Entry) -> Line | None:
+        """Say which entries this one must not overtake; None if it is free."""
+        if not entry.ordered:
+            return None
+        order = self[entry.topic].order
+        if order == "aggregate" and entry.aggregate_id:
+            return entry.topic, entry.aggregate_type, entry.aggregate_id
+        if order == "global":
+            return entry.topic, "", ""
+        return None
+
+
+def check_template(template: str) -> str:
+    """Refuse a topic template that names something else than the aggregate's and the event's type."""
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise ConfigError(f"topic: {template!r} is not a template: {error}") from error
+    if unknown := names - {"aggregate_type", "event_type"}:
+        raise ConfigError(f"topic: {template!r} names {sorted(unknown)}; known are aggregate_type and event_type")
+    if not template:
+        raise ConfigError("topic: the template is empty")
+    return template
+
+
+@lru_cache(maxsize=4096)
+def topic_of(template: str, aggregate_type: str, event_type: str) -> str:
+    """Fill a topic template. Without an aggregate the separators at the ends go: `{aggregate_type}-events` → `events`.
+
+    >>> topic_of("{aggregate_type}-events", "Order", "OrderPlaced")
+    'order-events'
+    """
+    return template.format(aggregate_type=aggregate_type.lower(), event_type=event_type).strip("-._") or event_type
+
+
+def lane_of(aggregate_type: str, aggregate_id: str, event_id: str) -> int:
+    """Give the lane (0 to 63) that SQL computes too; an event without an aggregate hashes its own id.
+
+    >>> lane_of("order", "42", "")
+    26
+    """
+    text = f"{aggregate_type}:{aggregate_id}" if aggregate_id else event_id
+    return sha256(text.encode()).digest()[0] & (LANES - 1)

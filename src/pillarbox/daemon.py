@@ -1,0 +1,58 @@
+"""Daemon: what Relay and Consumer have in common: run, stop gracefully, live beside an application or as a process."""
+
+import asyncio
+import os
+import signal
+import sys
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Daemon(ABC):
+    """A program that runs until it is stopped. `async with daemon:` runs it beside something else."""
+
+    def __init__(self) -> None:
+        self._stop = asyncio.Event()
+        self._beside: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Run until `stop` is called or the task is cancelled."""
+
+    def stop(self) -> None:
+        """Finish what is in flight, hand over, and return from `run`. Safe to call twice, from the loop's thread."""
+        self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stop.is_set()
+
+    def run_forever(self) -> None:
+        """Block and run. SIGTERM or SIGINT drains and hands over; a second one stops at once."""
+        asyncio.run(self._until_signalled())
+
+    async def _until_signalled(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        await self.run()
+
+    def _signalled(self) -> None:
+        if self.stopping:
+            # At once means at once: a handler's thread may hang, and Python would wait for it.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        self._beside = asyncio.create_task(self.run(), name=type(self).__name__)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._beside is not None
+        self.stop()
+        await self._beside

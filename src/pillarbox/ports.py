@@ -1,0 +1,298 @@
+"""The sockets: what the relay, the consumer and the admin service ask of a database and of a broker.
+
+    Source      entries, settle, wait       where the relay reads committed entries
+    Lanes       take, renew, release        which relay may read what
+    Records     stats, find, retry, …       what an operator sees and does
+    Schema      status, up, sql             the tables themselves
+    Publisher   send, outcomes              the broker's near end
+    Subscriber  deliveries, acknowledge     the broker's far end
+
+A *store* is one database's Source, Lanes, Records and Schema. Times are aware and in UTC. Errors of the outside world
+come as the classes of `pillarbox.errors`: StoreUnavailable (try again), SchemaMismatch (names the command), LaneLost.
+"""
+
+from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal, NamedTuple, Protocol
+
+from pillarbox.core.entry import Entry
+from pillarbox.core.message import Delivery, Message
+from pillarbox.core.routing import Line
+from pillarbox.core.window import Settlement
+from pillarbox.errors import PublishError
+
+
+class Clock(Protocol):
+    """The wall clock. (Waiting is the event loop's; a simulation brings a loop of its own.)"""
+
+    def now(self) -> datetime: ...
+
+
+class Source(Protocol):
+    """Where the relay reads committed entries, for the lanes it holds.
+
+    Only committed entries come out, each line in its order. What was given out is not given out again until the lanes
+    are taken anew. A crash forgets what was not settled: those entries come out again.
+    """
+
+    @property
+    def blocked(self) -> Container[Line]:
+        """The lines that hold parked entries, as of the last `entries` or `settle`; read again at every use."""
+
+    async def entries(self, room: int) -> Sequence[Entry]:
+        """Give at most `room` further entries: those of the parking lot whose time has come, then the log's, in order.
+
+        Never waits for new ones: an empty answer means there is nothing now. Of a parked line only its head comes
+        out while it is retried; once the head is gone its followers come out, in order. The topics that are paused
+        are read around and keep their place. Raises LaneLost if the lanes are no longer ours.
+        """
+
+    async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
+        """Record what has become of entries, atomically: the position moves, and what failed is parked.
+
+        Log entries come as a prefix of what was given out; parked ones in any order. Safe to call twice with the same
+        settlements. Raises LaneLost, having changed nothing, if another relay took the lanes meanwhile.
+        """
+
+    async def wait(self, seconds: float) -> None:
+        """Return when there may be something new, at the latest after `seconds`."""
+
+
+class Holding(NamedTuple):
+    """The lanes that this relay holds now, and how many would be fair."""
+
+    lanes: frozenset[int]
+    share: int
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """The broker does not answer: since when, and its last words."""
+
+    since: datetime
+    error: str
+
+
+class Lanes(Protocol):
+    """Which relay may read what: 64 lanes, leased. A lane has one holder; its epoch changes with every taking."""
+
+    async def take(self) -> Holding:
+        """Join, and take free lanes up to the fair share. A lane is free if nobody holds it, its holder's lease has
+        run out, or its holder is known to be dead. What was held before stays held; positions are loaded."""
+
+    async def renew(self, away: Away | None) -> Holding:
+        """Prolong the lease and note how this relay is. Raises LaneLost if a lane was taken from us."""
+
+    async def release(self, lanes: Collection[int] | None = None) -> None:
+        """Give lanes back (all by default), so that others may take them at once. Nothing of them may be in flight."""
+
+
+Status = Literal["pending", "retrying", "blocked", "delayed", "published", "dead", "dropped", "handled"]
+Side = Literal["outbox", "inbox"]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Which events: every field that is set narrows it down."""
+
+    side: Side = "outbox"
+    ids: Sequence[str] = ()
+    status: Sequence[Status] = ()
+    type: str | None = None
+    topic: str | None = None
+    aggregate: tuple[str, str] | None = None
+    consumer: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    after: int | None = None
+    """Only entries whose position is above this one (for following the log)."""
+    newest_first: bool = True
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything that is known of one event, for people."""
+
+    position: int
+    event_id: str
+    status: Status
+    type: str
+    topic: str
+    aggregate: tuple[str, str] | None
+    created_at: datetime
+    published_at: datetime | None = None
+    attempts: int = 0
+    last_error: str | None = None
+    next_try_at: datetime | None = None
+    blocked_by: str | None = None
+    """The id of the event at the head of its line, if it waits behind one."""
+    number: int | None = None
+    idempotency_key: str | None = None
+    occurred_at: datetime | None = None
+    available_at: datetime | None = None
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+    data: str | bytes = ""
+    consumer: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A topic that is not published for now: since when, who asked for it, and why."""
+
+    topic: str
+    since: datetime
+    who: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySeen:
+    """A relay's row: when it was last seen, until when its lease runs, how many lanes it has, how its broker is."""
+
+    owner: str
+    seen_at: datetime
+    lease_until: datetime
+    lanes: int
+    away: Away | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The state of an outbox at a glance. Counts are exact up to 10,000; beyond, `pending_exact` is False."""
+
+    pending: int
+    pending_exact: bool
+    oldest_pending_at: datetime | None
+    retrying: int
+    blocked: int
+    delayed: int
+    dead: int
+    last_published_at: datetime | None
+    heads: Sequence[Record] = ()
+    """The events at the head of blocked lines (retrying or dead), oldest first, at most 20."""
+    pauses: Sequence[Pause] = ()
+    relays: Sequence[RelaySeen] = ()
+    pending_by_topic: dict[str, int] = field(default_factory=dict)
+    """Of the first 10,000 pending ones."""
+    inbox_dead: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long settled things are kept; None keeps for ever, zero deletes at once."""
+
+    published: timedelta | None = timedelta(days=7)
+    archive: timedelta | None = timedelta(0)
+    inbox: timedelta | None = timedelta(days=30)
+
+
+class Records(Protocol):
+    """What an operator sees and does. None of it needs a lane; all of it is safe beside running relays."""
+
+    async def stats(self) -> Stats:
+        """Look at the whole; never counts over the log without a bound."""
+
+    async def find(self, query: Query) -> Sequence[Record]:
+        """Find events by what the query says."""
+
+    async def retry(self, query: Query) -> int:
+        """Give dead (or waiting) events their tries back, due now; their followers follow in order. How many."""
+
+    async def drop(self, query: Query) -> int:
+        """Forget dead events for good; their followers go on. They stay visible as dropped. How many."""
+
+    async def replay(self, query: Query) -> int:
+        """Publish events again that were published, with the same ids, in log order, outside the lines. How many."""
+
+    async def prune(self, retention: Retention) -> int:
+        """Delete one bounded batch of what has been settled for long enough; 0 when there is nothing left to do."""
+
+    async def pause(self, topic: str, who: str, why: str) -> None:
+        """Stop publishing a topic; it keeps its place, others flow on. Survives restarts."""
+
+    async def resume(self, topic: str) -> bool:
+        """Publish a topic again from where it stopped; False if it was not paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaStatus:
+    """The version of the tables that are there (0: none) and the one that this release needs."""
+
+    version: int
+    needed: int
+
+
+class Schema(Protocol):
+    """The tables."""
+
+    async def status(self) -> SchemaStatus:
+        """Look which version is there."""
+
+    async def up(self) -> Sequence[int]:
+        """Bring the tables to the needed version; give the versions applied. Refuses tables from the future."""
+
+    def sql(self) -> str:
+        """Give the script that `up` would run on an empty database; needs no connection."""
+
+
+class Store(Source, Lanes, Records, Schema, Protocol):
+    """One database's tables, for the relay and the admin service."""
+
+    async def open(self) -> None:
+        """Connect. Raises StoreUnavailable or ConfigError; says nothing about the tables."""
+
+    async def check(self) -> None:
+        """Raise SchemaMismatch, which names the command to run, unless the tables are as this release needs them."""
+
+    async def close(self) -> None:
+        """Disconnect; safe to call twice."""
+
+
+class Outcome(NamedTuple):
+    """The broker's answer to one message: None if it has it durably, else why not."""
+
+    ticket: int
+    error: PublishError | None
+
+
+class Publisher(Protocol):
+    """The broker's near end.
+
+    Every message handed to `send` gets exactly one outcome, at the latest when the publish timeout has passed. An
+    outcome without error means: the broker's own durable acknowledgement for that very message. A deadline in which
+    the broker acknowledged nothing at all is BrokerUnavailable; PublishTimeout only if it answered others of that send.
+    """
+
+    @property
+    def prefix_safe(self) -> bool:
+        """Of one key's messages in one `send`, the accepted ones always form a prefix, whatever fails."""
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Hand messages over, without waiting; never raises for what the broker does."""
+
+    async def outcomes(self) -> Sequence[Outcome]:
+        """Wait until something that was sent is answered; give all that has been answered since the last call."""
+
+    async def close(self) -> None:
+        """Let go of the broker; what was not answered may or may not have arrived."""
+
+
+class Subscriber(Protocol):
+    """The broker's far end, for one consumer (group) and its topics.
+
+    Per key, deliveries come in the order in which the broker has them. What is not acknowledged comes again, to this or
+    another member, marked `redelivered` where the broker can tell.
+    """
+
+    async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
+        """Give at most `room` further deliveries; wait at most `patience` seconds for the first."""
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        """Say that these need not come again. They come in the order in which they were delivered. What another
+        member has taken over meanwhile is passed over in silence."""
+
+    async def close(self) -> None:
+        """Leave the group, so that others take over at once."""

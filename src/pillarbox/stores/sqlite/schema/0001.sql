@@ -1,0 +1,190 @@
+-- Pillarbox on SQLite, version 1. {prefix} is the tables' prefix ("pillarbox_" unless set otherwise).
+-- Instants are INTEGER microseconds since 1970 in UTC; uuids are TEXT. One writer at a time, so id order is commit
+-- order, and a position in the log is one number.
+
+-- The log: only ever inserted into by applications, only ever deleted from by retention.
+CREATE TABLE {prefix}outbox (
+    id              INTEGER PRIMARY KEY AUTOINCREMENT,   -- AUTOINCREMENT: an id is never used twice, not even after pruning
+    event_id        TEXT NOT NULL DEFAULT (lower(
+                        hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-'
+                        || substr('89ab', 1 + (abs(random()) % 4), 1) || substr(hex(randomblob(2)), 2) || '-'
+                        || hex(randomblob(6)))),
+    aggregate_type  TEXT NOT NULL DEFAULT '',
+    aggregate_id    TEXT NOT NULL DEFAULT '',             -- '' : no aggregate, not ordered
+    event_type      TEXT NOT NULL,
+    topic           TEXT NOT NULL,
+    payload         TEXT,                                 -- JSON, kept byte for byte
+    body            BLOB,                                 -- any other format
+    content_type    TEXT,
+    headers         TEXT,                                 -- a JSON object
+    idempotency_key TEXT,
+    number          INTEGER,
+    available_at    INTEGER,
+    occurred_at     INTEGER,
+    created_at      INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)),
+    CHECK ((payload IS NULL) <> (body IS NULL)),
+    CHECK (event_type <> '' AND topic <> '')
+);
+CREATE INDEX {prefix}outbox_event ON {prefix}outbox (event_id);
+CREATE INDEX {prefix}outbox_aggregate ON {prefix}outbox (aggregate_type, aggregate_id, id);
+
+-- Progress, itself a log: the newest row without a topic is the position; one with a topic is a detour's position.
+CREATE TABLE {prefix}ticks (
+    n         INTEGER PRIMARY KEY AUTOINCREMENT,
+    at        INTEGER NOT NULL,
+    owner     TEXT NOT NULL,
+    topic     TEXT,                                       -- set: a detour's position, for this topic alone
+    last_id   INTEGER NOT NULL,                           -- everything up to here is settled
+    published INTEGER NOT NULL DEFAULT 0,
+    failed    INTEGER NOT NULL DEFAULT 0,
+    closed    INTEGER NOT NULL DEFAULT 0                  -- 1: the detour has met the main line and is over
+);
+CREATE INDEX {prefix}ticks_last ON {prefix}ticks (topic, last_id);
+
+-- Who may read: one row, because SQLite has one lane group. The epoch fences the bookkeeping of a former holder.
+CREATE TABLE {prefix}lanes (
+    lane     INTEGER PRIMARY KEY,
+    owner    TEXT,
+    epoch    TEXT NOT NULL
+);
+CREATE TABLE {prefix}relays (
+    owner       TEXT PRIMARY KEY,
+    seen_at     INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL,
+    locked      INTEGER NOT NULL DEFAULT 0,               -- 1: it also keeps the kernel's lock
+    away_since  INTEGER,
+    away_error  TEXT
+);
+
+-- Kept aside: a copy of each event that failed, waits behind one that failed, or is delayed.
+-- state: retrying, blocked, dead, delayed; and, until retention takes them, published and dropped.
+CREATE TABLE {prefix}parked (
+    id              INTEGER PRIMARY KEY AUTOINCREMENT,
+    position        INTEGER NOT NULL,                     -- its id in the outbox
+    state           TEXT NOT NULL,
+    line            TEXT,                                 -- JSON [topic, aggregate type, aggregate id]; null: outside the order
+    due_at          INTEGER,
+    attempts        INTEGER NOT NULL DEFAULT 0,
+    last_error      TEXT,
+    parked_at       INTEGER NOT NULL,
+    settled_at      INTEGER,                              -- when it was published or dropped
+    event_id        TEXT NOT NULL,
+    aggregate_type  TEXT NOT NULL,
+    aggregate_id    TEXT NOT NULL,
+    event_type      TEXT NOT NULL,
+    topic           TEXT NOT NULL,
+    payload         TEXT,
+    body            BLOB,
+    content_type    TEXT,
+    headers         TEXT,
+    idempotency_key TEXT,
+    number          INTEGER,
+    available_at    INTEGER,
+    occurred_at     INTEGER,
+    created_at      INTEGER NOT NULL
+);
+CREATE INDEX {prefix}parked_line ON {prefix}parked (line, id) WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
+CREATE INDEX {prefix}parked_due ON {prefix}parked (due_at) WHERE state IN ('retrying', 'delayed');
+CREATE INDEX {prefix}parked_position ON {prefix}parked (position);
+CREATE INDEX {prefix}parked_state ON {prefix}parked (state);
+
+-- Gap-free numbers, one counter per aggregate; idempotency keys, with a retention of their own.
+CREATE TABLE {prefix}numbers (
+    aggregate_type TEXT NOT NULL,
+    aggregate_id   TEXT NOT NULL,
+    last           INTEGER NOT NULL,
+    PRIMARY KEY (aggregate_type, aggregate_id)
+) WITHOUT ROWID;
+CREATE TABLE {prefix}keys (
+    key        TEXT PRIMARY KEY,
+    event_id   TEXT NOT NULL,
+    created_at INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE {prefix}pauses (
+    topic TEXT PRIMARY KEY,
+    since INTEGER NOT NULL,
+    who   TEXT NOT NULL,
+    why   TEXT NOT NULL
+) WITHOUT ROWID;
+
+-- What retention moves out of the log instead of deleting it, if an archive is asked for.
+CREATE TABLE {prefix}archive (
+    id              INTEGER PRIMARY KEY,
+    event_id        TEXT NOT NULL,
+    aggregate_type  TEXT NOT NULL,
+    aggregate_id    TEXT NOT NULL,
+    event_type      TEXT NOT NULL,
+    topic           TEXT NOT NULL,
+    payload         TEXT,
+    body            BLOB,
+    content_type    TEXT,
+    headers         TEXT,
+    idempotency_key TEXT,
+    number          INTEGER,
+    available_at    INTEGER,
+    occurred_at     INTEGER,
+    created_at      INTEGER NOT NULL,
+    status          TEXT NOT NULL,
+    attempts        INTEGER NOT NULL DEFAULT 0,
+    last_error      TEXT,
+    published_at    INTEGER,
+    archived_at     INTEGER NOT NULL
+);
+CREATE INDEX {prefix}archive_event ON {prefix}archive (event_id);
+
+CREATE TABLE {prefix}audit (
+    n     INTEGER PRIMARY KEY AUTOINCREMENT,
+    at    INTEGER NOT NULL,
+    who   TEXT NOT NULL,
+    what  TEXT NOT NULL,
+    count INTEGER NOT NULL
+);
+
+-- Receiving: which events a consumer has handled, the last number of each aggregate, and what is kept aside.
+CREATE TABLE {prefix}inbox (
+    consumer   TEXT NOT NULL,
+    event_id   TEXT NOT NULL,
+    handled_at INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)),
+    PRIMARY KEY (consumer, event_id)
+) WITHOUT ROWID;
+CREATE INDEX {prefix}inbox_age ON {prefix}inbox (handled_at);
+CREATE TABLE {prefix}inbox_numbers (
+    consumer       TEXT NOT NULL,
+    aggregate_type TEXT NOT NULL,
+    aggregate_id   TEXT NOT NULL,
+    last           INTEGER NOT NULL,
+    PRIMARY KEY (consumer, aggregate_type, aggregate_id)
+) WITHOUT ROWID;
+-- state: suspect (counted before the handler, because a process died with it), retrying, blocked, dead;
+-- and, until retention takes them, handled and dropped.
+CREATE TABLE {prefix}inbox_parked (
+    id             INTEGER PRIMARY KEY AUTOINCREMENT,
+    consumer       TEXT NOT NULL,
+    event_id       TEXT NOT NULL,
+    state          TEXT NOT NULL,
+    line           TEXT,
+    due_at         INTEGER,
+    attempts       INTEGER NOT NULL DEFAULT 0,
+    last_error     TEXT,
+    traceback      TEXT,
+    parked_at      INTEGER NOT NULL,
+    settled_at     INTEGER,
+    topic          TEXT NOT NULL,
+    key            TEXT,
+    headers        TEXT NOT NULL,
+    body           BLOB NOT NULL,
+    aggregate_type TEXT NOT NULL,
+    aggregate_id   TEXT NOT NULL,
+    event_type     TEXT NOT NULL,
+    UNIQUE (consumer, event_id)
+);
+CREATE INDEX {prefix}inbox_parked_line ON {prefix}inbox_parked (consumer, line, id) WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
+CREATE INDEX {prefix}inbox_parked_due ON {prefix}inbox_parked (consumer, due_at) WHERE state = 'retrying';
+
+CREATE TABLE {prefix}meta (
+    name  TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+INSERT INTO {prefix}lanes (lane, owner, epoch) VALUES (0, NULL, '');
+INSERT INTO {prefix}ticks (at, owner, last_id) VALUES (0, 'migrate', 0);   -- a lane without any tick is refused, never begun at zero

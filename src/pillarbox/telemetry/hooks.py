@@ -1,0 +1,58 @@
+"""Hooks: named moments in the life of relay and consumer. Logging, metrics and tests listen; the daemons only tell.
+
+A moment is also a crash point: the tests kill the process at each of them, once before and once after everything
+that matters. A moment that no test strikes fails the suite, so add one only with its test.
+"""
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+
+class Moment(StrEnum):
+    """The moments, in the order in which an event meets them."""
+
+    # relay
+    LANES_TAKEN = "lanes taken"
+    ENTRIES_READ = "entries read"
+    BEFORE_SEND = "before send"
+    SENT = "sent"
+    STORED_BY_BROKER = "stored by broker"  # the broker has it, the relay does not know yet
+    ANSWERED = "answered"
+    SETTLING = "settling"  # inside the settling transaction, before its commit
+    SETTLED = "settled"
+    LEASE_RENEWED = "lease renewed"
+    PRUNED = "pruned"
+    LANES_RELEASED = "lanes released"
+    # consumer
+    DELIVERED = "delivered"
+    MARKED = "marked"  # the inbox row is written, the handler has not run
+    HANDLED = "handled"  # the handler has run, nothing is committed
+    COMMITTED = "committed"
+    PARKED = "parked"
+    ACKNOWLEDGED = "acknowledged"
+    # told, not struck
+    BROKER_AWAY = "broker away"
+    BROKER_BACK = "broker back"
+    STORE_AWAY = "store away"
+    STORE_BACK = "store back"
+    LANES_LOST = "lanes lost"
+    EVENT_DEAD = "event dead"
+    EVENT_RETRYING = "event retrying"
+    HANDLER_SLOW = "handler slow"
+    HANDLER_RETURNED = "handler returned"
+
+
+Facts = Mapping[str, object]
+Listener = Callable[[Moment, Facts], None]
+
+
+class Hooks:
+    """Those who listen; nobody by default."""
+
+    def __init__(self, *listeners: Listener) -> None:
+        self._listeners = listeners
+
+    def reach(self, moment: Moment, **facts: object) -> None:
+        """Tell everybody that listens; called once per batch, not per event."""
+        for listener in self._listeners:
+            listener(moment, facts)
