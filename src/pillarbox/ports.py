@@ -45,7 +45,8 @@ class Source(Protocol):
 
         Never waits for new ones: an empty answer means there is nothing now. Of a parked line only its head comes
         out while it is retried; once the head is gone its followers come out, in order. The topics that are paused
-        are read around and keep their place. Raises LaneLost if the lanes are no longer ours.
+        are read around and keep their place. Raises LaneLost if the lanes are no longer ours. Whatever it raises,
+        nothing was given out.
         """
 
     async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
@@ -85,7 +86,8 @@ class Lanes(Protocol):
         """Prolong the lease and note how this relay is. Raises LaneLost if a lane was taken from us."""
 
     async def release(self, lanes: Collection[int] | None = None) -> None:
-        """Give lanes back (all by default), so that others may take them at once. Nothing of them may be in flight."""
+        """Give lanes back (all by default), so that others may take them at once. Nothing of them may be in flight.
+        All of them: also forget everything in memory, so that the next `take` starts from what is stored."""
 
 
 Status = Literal["pending", "retrying", "blocked", "delayed", "published", "dead", "dropped", "handled"]

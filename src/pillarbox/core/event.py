@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
-from pillarbox.core.payload import JSON, is_json, to_json
+from pillarbox.core.payload import JSON, check_json, is_json, to_json
+from pillarbox.core.routing import LONGEST
 from pillarbox.errors import EncodeError, InvalidEvent
 from pillarbox.ids import new_id
 
@@ -18,15 +20,24 @@ if TYPE_CHECKING:
     from pillarbox.core.message import Delivery
 
 T = TypeVar("T")
-LONGEST = 255
 
 RESERVED_HEADERS = frozenset(
-    ("id", "type", "aggregate_type", "aggregate_id", "idempotency_key", "number", "occurred_at", "content_type")
+    (
+        "id",
+        "type",
+        "aggregate_type",
+        "aggregate_id",
+        "idempotency_key",
+        "number",
+        "occurred_at",
+        "content_type",
+        "content-type",
+    )
 )
-RESERVED_PREFIXES = ("pillarbox-", "ce_", "ce-", "cloudevents:")
+RESERVED_PREFIXES = ("pillarbox-", "ce_", "ce-", "cloudevents:", "cloudevents_")
 
 _set = object.__setattr__
-_NO_HEADERS: Mapping[str, str] = {}
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Event(Generic[T]):
@@ -99,15 +110,15 @@ class Event(Generic[T]):
         _set(self, "numbered", numbered)
         _set(self, "number", number)
         _set(self, "delivery", None)
-        if isinstance(payload, bytes | bytearray | memoryview):
-            _set(self, "content_type", _content_type_of_bytes(content_type))
-            _set(self, "data", bytes(payload))
-        else:
-            _set(self, "content_type", JSON if content_type is None else _content_type_of_json(content_type))
-            try:
+        try:
+            if isinstance(payload, bytes | bytearray | memoryview):
+                _set(self, "content_type", _content_type_of_bytes(content_type))
+                _set(self, "data", _data_of_bytes(bytes(payload), self.content_type))
+            else:
+                _set(self, "content_type", JSON if content_type is None else _content_type_of_json(content_type))
                 _set(self, "data", to_json(payload))
-            except EncodeError as error:
-                raise InvalidEvent(f"payload of {type!r}: {error}") from error
+        except EncodeError as error:
+            raise InvalidEvent(f"payload of {type!r}: {error}") from error
         if numbered or number is not None:
             self._check_number()
 
@@ -116,7 +127,7 @@ class Event(Generic[T]):
         if self.numbered and self.number is not None:
             raise InvalidEvent("numbered, number: give one of them: the database counts, or the application does")
         if self.number is not None and (type(self.number) is not int or not 0 <= self.number < 1 << 63):
-            raise InvalidEvent(f"number: {self.number!r} is not a whole number of 0 or more")
+            raise InvalidEvent(f"number: {self.number!r:.60} is not a whole number from 0 to 2^63 - 1")
         if self.aggregate is None:
             raise InvalidEvent(f"{field}: only an event with an aggregate has a number: name the aggregate")
         if self.available_at is not None:
@@ -147,7 +158,7 @@ class Event(Generic[T]):
             ("payload", payload),
             ("aggregate", aggregate),
             ("topic", topic),
-            ("headers", headers),
+            ("headers", MappingProxyType(dict(headers)) if headers else _NO_HEADERS),
             ("content_type", content_type),
             ("idempotency_key", idempotency_key),
             ("available_at", None),
@@ -179,6 +190,14 @@ class Event(Generic[T]):
     def __delattr__(self, name: str) -> None:
         raise AttributeError(f"an Event is a value and does not change: {name!r} stays")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Give what copying and pickling take along."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"headers": dict(self.headers)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            _set(self, name, MappingProxyType(value) if name == "headers" else value)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Event):
             return NotImplemented
@@ -195,6 +214,7 @@ class Event(Generic[T]):
 def _check_text(field: str, value: object, longest: int) -> str:
     if not isinstance(value, str):
         raise InvalidEvent(f"{field}: expected text, found {type(value).__name__} {value!r:.60}")
+    value = str.__str__(value)  # a member of an Enum is text, too, and prints as something else
     if not value:
         raise InvalidEvent(f"{field}: is empty; name it")
     if len(value) > longest:
@@ -220,7 +240,7 @@ def _known_name(field: str, value: str) -> str:
 
 def _name(field: str, value: object) -> str:
     # Names repeat in every event, so their checks are remembered; keys do not, and would only push names out.
-    if isinstance(value, str) and field != "idempotency_key":
+    if type(value) is str and field != "idempotency_key":
         return _known_name(field, value)
     return _check_text(field, value, LONGEST)
 
@@ -247,10 +267,12 @@ def _uuid(id: object) -> UUID:
     return id
 
 
-def _headers(headers: Mapping[str, str]) -> dict[str, str]:
+def _headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+    if not isinstance(headers, Mapping):
+        raise InvalidEvent(f"headers: expected a mapping of names to texts, found {headers!r:.60}")
     checked = {}
     for name, value in headers.items():
-        _name("header name", name)
+        name = _name("header name", name)
         if name.lower() in RESERVED_HEADERS or name.lower().startswith(RESERVED_PREFIXES):
             raise InvalidEvent(f"headers: {name!r} is a reserved name that Pillarbox writes itself; choose another")
         if not name.isprintable():
@@ -258,8 +280,8 @@ def _headers(headers: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(value, str):
             raise InvalidEvent(f"headers: {name!r} is {type(value).__name__} {value!r:.60}; values are text")
         _check_characters(f"header {name!r}", value)
-        checked[name] = value
-    return checked
+        checked[name] = str.__str__(value)
+    return MappingProxyType(checked)
 
 
 def _instant(field: str, value: object) -> datetime:
@@ -277,6 +299,15 @@ def _content_type_of_bytes(content_type: str | None) -> str:
     if content_type is None:
         raise InvalidEvent("content_type: bytes need one: say what they are, for example 'application/avro'")
     return _name("content_type", content_type)
+
+
+def _data_of_bytes(payload: bytes, content_type: str) -> str | bytes:
+    if not is_json(content_type):
+        return payload
+    try:
+        return check_json(payload.decode())  # a reader takes it for JSON, and the json column of a database does
+    except UnicodeDecodeError as error:
+        raise EncodeError(f"it is not UTF-8: {error}") from error
 
 
 def _content_type_of_json(content_type: str) -> str:

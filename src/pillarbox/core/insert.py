@@ -71,9 +71,10 @@ _SQLITE = {
     "keys": (
         "INSERT INTO {p}keys (key, event_id, created_at)"
         " SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
-        " CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER) FROM json_each(?) WHERE true ON CONFLICT DO NOTHING RETURNING event_id"
+        " CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
+        " FROM json_each(?) WHERE true ON CONFLICT DO NOTHING RETURNING key"
     ),
-    "forget_keys": "DELETE FROM {p}keys WHERE event_id IN (SELECT value FROM json_each(?))",
+    "forget_keys": "DELETE FROM {p}keys WHERE key IN (SELECT value FROM json_each(?))",
     "numbers": (
         "INSERT INTO {p}numbers (aggregate_type, aggregate_id, last)"
         " SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')"
@@ -85,17 +86,26 @@ _SQLITE = {
 
 def insertion(events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplicate = "raise") -> Program:
     """Put events into the outbox, in their order; one statement for all of them."""
-    if any(event.idempotency_key is not None for event in events):
-        events = yield from _take_keys(events, place, on_duplicate)
-    numbers: Mapping[int, int] = {}
+    if on_duplicate not in ("raise", "ignore"):
+        raise ConfigError(f"on_duplicate: {on_duplicate!r} is neither 'raise' nor 'ignore'")
+    # Everything that can be refused is refused before the first statement: nothing is written then.
+    rows = [_row(event, place) for event in events]
+    if any(row[_KEY] is not None for row in rows):
+        taken = yield from _take_keys(rows, place, on_duplicate)
+        events, rows = [events[index] for index in taken], [rows[index] for index in taken]
     if any(event.numbered for event in events):
-        numbers = yield from _draw_numbers(events, place)
-    if events:
-        rows = [_row(event, place, numbers.get(index, event.number)) for index, event in enumerate(events)]
+        rows = yield from _draw_numbers(events, rows, place)
+    if rows:
         yield Statement(place.sql["insert"], rows=rows)
 
 
-def _row(event: Event[Any], place: Place, number: int | None) -> tuple[Any, ...]:
+Row = tuple[Any, ...]
+_KEY, _NUMBER = 9, 10  # places of idempotency_key and number in a row
+
+
+def _row(event: Event[Any], place: Place) -> Row:
+    if not isinstance(event, Event):
+        raise InvalidEvent(f"expected an Event, found {type(event).__name__} {event!r:.60}")
     data = event.data
     size = len(data) if isinstance(data, bytes) or data.isascii() else len(data.encode())
     if size > place.max_payload:
@@ -104,52 +114,61 @@ def _row(event: Event[Any], place: Place, number: int | None) -> tuple[Any, ...]
             "store it elsewhere and send its address, or raise max_payload here and at the broker"
         )
     kind, id = event.aggregate or ("", "")
+    text, body = (None, data) if isinstance(data, bytes) else (data, None)
     return (
         str(event.id),
         kind,
         id,
         event.type,
         event.topic or topic_of(place.topic, kind, event.type),
-        None if isinstance(data, bytes) else data,
-        data if isinstance(data, bytes) else None,
+        text,
+        body,
         event.content_type,
-        json.dumps(event.headers, ensure_ascii=False) if event.headers else None,
+        json.dumps(dict(event.headers), ensure_ascii=False) if event.headers else None,
         event.idempotency_key,
-        number,
+        event.number,
         None if event.available_at is None else microseconds(event.available_at),
         None if event.occurred_at is None else microseconds(event.occurred_at),
     )
 
 
 def _take_keys(
-    events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplicate
-) -> Generator[Statement, Rows, Sequence[Event[Any]]]:
-    """Take the idempotency keys; give the events whose key was free, and those without one."""
-    keyed = [(event.idempotency_key, str(event.id)) for event in events if event.idempotency_key is not None]
-    taken = {row[0] for row in (yield Statement(place.sql["keys"], [json.dumps(keyed)]))}
-    copies = [event for event in events if event.idempotency_key is not None and str(event.id) not in taken]
-    if copies and on_duplicate == "raise":
+    rows: Sequence[Row], place: Place, on_duplicate: OnDuplicate
+) -> Generator[Statement, Rows, Sequence[int]]:
+    """Take the idempotency keys; give the indexes of the rows whose key was free, and of those without one."""
+    first_with: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        if row[_KEY] is not None:
+            first_with.setdefault(row[_KEY], index)
+    wanted = [(key, rows[index][0]) for key, index in first_with.items()]
+    taken = {row[0] for row in (yield Statement(place.sql["keys"], [json.dumps(wanted)]))}
+    free = [i for i, row in enumerate(rows) if row[_KEY] is None or (row[_KEY] in taken and first_with[row[_KEY]] == i)]
+    if len(free) < len(rows) and on_duplicate == "raise":
         # The transaction stays usable, so what this call has just taken is given back.
         yield Statement(place.sql["forget_keys"], [json.dumps(sorted(taken))])
+        copy = rows[min(set(range(len(rows))) - set(free))]
         raise DuplicateEvent(
-            f"an event with the idempotency key {copies[0].idempotency_key!r} was added before ({copies[0].type!r}); "
+            f"an event with the idempotency key {copy[_KEY]!r} was added before ({copy[3]!r}); "
             "nothing was added now: on_duplicate='ignore' passes over such events"
         )
-    return [event for event in events if event not in copies] if copies else events
+    return free
 
 
-def _draw_numbers(events: Sequence[Event[Any]], place: Place) -> Generator[Statement, Rows, Mapping[int, int]]:
-    """Draw gap-free numbers for the events that ask for one; give them by the event's index."""
+def _draw_numbers(
+    events: Sequence[Event[Any]], rows: Sequence[Row], place: Place
+) -> Generator[Statement, Rows, list[Row]]:
+    """Draw gap-free numbers for the events that ask for one; give the rows with them."""
     wanted: dict[tuple[str, str], list[int]] = {}
     for index, event in enumerate(events):
         if event.numbered and event.aggregate is not None:
             wanted.setdefault(event.aggregate, []).append(index)
     counts = [[*aggregate, len(indexes)] for aggregate, indexes in sorted(wanted.items())]
-    numbers: dict[int, int] = {}
+    numbered = list(rows)
     for kind, id, last in (yield Statement(place.sql["numbers"], [json.dumps(counts)])):
         indexes = wanted[kind, id]
-        numbers.update(zip(indexes, range(last - len(indexes) + 1, last + 1), strict=True))
-    return numbers
+        for number, index in enumerate(indexes, last - len(indexes) + 1):
+            numbered[index] = (*rows[index][:_NUMBER], number, *rows[index][_NUMBER + 1 :])
+    return numbered
 
 
 def microseconds(instant: datetime) -> int:

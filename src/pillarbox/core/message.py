@@ -5,22 +5,23 @@
     cloudevents-structured    one JSON document that holds the attributes and the payload
 
 A reader recognises the format from the message itself, never from settings. Brokers whose own CloudEvents binding
-spells the prefix otherwise rename it in their file; the reader knows all of the spellings.
+spells the prefix otherwise rename it in their file; the reader knows all of the spellings. CloudEvents have one time:
+where an event does not say when it occurred, that is when it was added.
 """
 
 import base64
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import UUID
 
 from pillarbox.core.entry import Entry
-from pillarbox.core.event import Event
-from pillarbox.core.payload import JSON, from_bytes, is_json
-from pillarbox.errors import DecodeError
+from pillarbox.core.event import RESERVED_HEADERS, Event
+from pillarbox.core.payload import JSON, check_json, from_bytes, is_json
+from pillarbox.errors import DecodeError, EncodeError
 
 STRUCTURED = "application/cloudevents+json"
 REPLAY_HEADER = "pillarbox-replay"
@@ -63,13 +64,25 @@ class Delivery:
 
 
 def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
-    """Make the message for an entry."""
+    """Make the message for an entry. Raises EncodeError for headers or JSON that a plain INSERT got wrong."""
     key = entry.aggregate_id or None
     body = entry.data if isinstance(entry.data, bytes) else entry.data.encode()
     headers, body = _FORMATS[format](entry, body)
     if entry.headers:
-        headers |= json.loads(entry.headers)
+        headers = _own_headers(entry) | headers
     return Message(entry.topic, key, headers, body, ticket)
+
+
+def _own_headers(entry: Entry) -> dict[str, str]:
+    try:
+        own = json.loads(entry.headers or "{}")
+        return {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in own.items()
+            if name.lower() not in RESERVED_HEADERS and not name.startswith(_CE_PREFIXES)
+        }
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise EncodeError(f"event {entry.event_id}: its headers are no JSON object: {entry.headers!r:.80}") from error
 
 
 def _plain(entry: Entry, body: bytes) -> tuple[dict[str, str], bytes]:
@@ -117,8 +130,21 @@ def _structured(entry: Entry, body: bytes) -> tuple[dict[str, str], bytes]:
     content_type = entry.content_type or JSON
     document = json.dumps(_attributes(entry) | {"datacontenttype": content_type}, ensure_ascii=False).encode()
     # The payload is put in as it stands: parsing and writing it again could change its bytes.
-    data = b'"data":' + body if is_json(content_type) else b'"data_base64":"%b"' % base64.b64encode(body)
+    if is_json(content_type):
+        data = b'"data":' + _checked(entry, body)
+    else:
+        data = b'"data_base64":"%b"' % base64.b64encode(body)
     return {"content-type": f"{STRUCTURED}; charset=UTF-8"}, document[:-1] + b"," + data + b"}"
+
+
+def _checked(entry: Entry, body: bytes) -> bytes:
+    try:
+        check_json(body.decode())
+    except (UnicodeDecodeError, EncodeError) as error:
+        raise EncodeError(
+            f"event {entry.event_id}: its payload is not {entry.content_type or JSON}: {error}"
+        ) from error
+    return body
 
 
 _FORMATS: dict[str, Callable[[Entry, bytes], tuple[dict[str, str], bytes]]] = {
@@ -134,11 +160,11 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
     try:
         id = UUID(fields["id"])
         type = fields["type"]
-        number = int(fields["number"]) if "number" in fields else None
-        occurred_at = datetime.fromisoformat(fields["occurred_at"]) if "occurred_at" in fields else None
+        number = _number(fields["number"]) if "number" in fields else None
+        occurred_at = _moment(fields["occurred_at"]) if "occurred_at" in fields else None
     except KeyError as error:
         raise DecodeError(f"the message on {delivery.topic!r} has no {error} header, so it is not an event") from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DecodeError(f"a header of the message on {delivery.topic!r} is malformed: {error}") from error
     content_type = fields.get("content_type", JSON)
     aggregate_id = fields.get("aggregate_id")
@@ -156,6 +182,19 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
         data=body.decode() if is_json(content_type) else body,
         delivery=delivery,
     )
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
+        raise ValueError(f"the number {text!r:.40} is not a whole number from 0 to 2^63 - 1")
+    return int(text)
+
+
+def _moment(text: str) -> datetime:
+    moment = datetime.fromisoformat(text)
+    if moment.utcoffset() is None:
+        raise ValueError(f"the time {text!r:.40} has no time zone")
+    return moment.astimezone(UTC)
 
 
 def identity(message: Message) -> tuple[str, str, str, str]:
@@ -212,18 +251,25 @@ def _parse_binary(message: Message, prefix: str, content_type: str) -> tuple[dic
 
 def _parse_structured(message: Message) -> tuple[dict[str, str], dict[str, str], bytes]:
     try:
-        document = json.loads(message.body)
+        document = from_bytes(message.body, JSON)
         if not isinstance(document, dict):
             raise ValueError("it is not an object")
-        if "data_base64" in document:
-            body = base64.b64decode(document.pop("data_base64"), validate=True)
-        else:
-            body = json.dumps(document.pop("data", None), ensure_ascii=False, separators=(",", ":")).encode()
-    except (ValueError, TypeError, RecursionError) as error:
+        attributes = {n: str(v) for n, v in document.items() if v is not None and n not in ("data", "data_base64")}
+        content_type = attributes.get("datacontenttype", JSON)
+        body = _structured_body(document, content_type)
+    except (DecodeError, ValueError, TypeError) as error:
         raise DecodeError(f"the message on {message.topic!r} is no CloudEvent: {error}") from error
-    content_type = str(document.pop("datacontenttype", JSON))
     own = {n: v for n, v in message.headers.items() if n not in ("content-type", "content_type", REPLAY_HEADER)}
-    return _from_attributes({n: str(v) for n, v in document.items()}, content_type), own, body
+    return _from_attributes(attributes, content_type), own, body
+
+
+def _structured_body(document: Mapping[str, Any], content_type: str) -> bytes:
+    if document.get("data_base64") is not None:
+        return base64.b64decode(document["data_base64"], validate=True)
+    data = document.get("data")
+    if isinstance(data, str) and not is_json(content_type):
+        return data.encode()
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def instant(value: datetime) -> str:

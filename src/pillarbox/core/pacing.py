@@ -2,12 +2,15 @@
 
 from datetime import timedelta
 
+SHORTEST = 0.001
+"""Nothing doubles from zero: a first wait of 0 would poll without end."""
+
 
 class Pacing:
     """Gives the next wait in seconds; doubles while nothing happens, starts over as soon as something does."""
 
     def __init__(self, first: timedelta, longest: timedelta) -> None:
-        self._first = first.total_seconds()
+        self._first = max(first.total_seconds(), SHORTEST)
         self._longest = max(longest.total_seconds(), self._first)
         self._next = self._first
 

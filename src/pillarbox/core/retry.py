@@ -76,5 +76,5 @@ class RetryPolicy:
 
     def delay(self, attempts: int, chance: float) -> timedelta:
         """Give the wait after failure number `attempts` + 1: 1, 2, 4, 8, 16 s ± 20 % by default."""
-        base = min(self.first * (1 << min(attempts, 30)), self.longest)
-        return base * (1 + self.jitter * (2 * chance - 1))
+        seconds = min(self.first.total_seconds() * 2.0 ** min(attempts, 60), self.longest.total_seconds())
+        return timedelta(seconds=seconds * (1 + self.jitter * (2 * chance - 1)))

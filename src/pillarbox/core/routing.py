@@ -7,9 +7,11 @@ from hashlib import sha256
 from typing import Literal
 
 from pillarbox.core.entry import Entry
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, InvalidEvent
 
 LANES = 64
+LONGEST = 255
+"""Characters in a name: a type, an id, a topic."""
 DEFAULT_TOPIC = "{aggregate_type}-events"
 
 Line = tuple[str, str, str]
@@ -50,13 +52,16 @@ class Topics:
 def check_template(template: str) -> str:
     """Refuse a topic template that names something else than the aggregate's and the event's type."""
     try:
-        names = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+        parsed = list(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(f"topic: {template!r} is not a template: {error}") from error
-    if unknown := names - {"aggregate_type", "event_type"}:
+    fields = [(name, layout, conversion) for _, name, layout, conversion in parsed if name is not None]
+    if unknown := {name for name, _, _ in fields} - {"aggregate_type", "event_type"}:
         raise ConfigError(f"topic: {template!r} names {sorted(unknown)}; known are aggregate_type and event_type")
-    if not template:
-        raise ConfigError("topic: the template is empty")
+    if any(layout or conversion for _, layout, conversion in fields):
+        raise ConfigError(f"topic: {template!r} formats a name; write it bare: {{aggregate_type}}, {{event_type}}")
+    if not template or not template.isprintable():
+        raise ConfigError(f"topic: the template {template!r} is empty or holds control characters")
     return template
 
 
@@ -67,7 +72,14 @@ def topic_of(template: str, aggregate_type: str, event_type: str) -> str:
     >>> topic_of("{aggregate_type}-events", "Order", "OrderPlaced")
     'order-events'
     """
-    return template.format(aggregate_type=aggregate_type.lower(), event_type=event_type).strip("-._") or event_type
+    topic = template.format(aggregate_type=aggregate_type.lower(), event_type=event_type)
+    if not aggregate_type:
+        topic = topic.strip("-._") or event_type
+    if len(topic) > LONGEST:
+        raise InvalidEvent(
+            f"topic: {topic[:40]!r}… has {len(topic)} characters, at most {LONGEST}; give the event a topic of its own"
+        )
+    return topic
 
 
 def lane_of(aggregate_type: str, aggregate_id: str, event_id: str) -> int:

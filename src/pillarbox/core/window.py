@@ -11,10 +11,14 @@ everything before it has one. Items from the parking lot (`parked`) are outside 
 
 A line is *blocked* while something of it is parked. Whether it is blocked is asked when an item could go and again
 when the prefix reaches it, never when it is read: in between, the parked head may have been retried or dropped.
+So what `settle` gave has to be recorded before `ready` is asked again: a failure blocks its line only from then on.
+
+Answers come in any order. One that failed counts only once everything before it in its line is answered: before a
+failed head, nothing is lost or held; behind one, nothing is counted (BLOCKED); behind an untouched one, it goes again.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -59,27 +63,28 @@ class Settlement(NamedTuple, Generic[I]):
 
 
 class _Slot(Generic[I]):
-    __slots__ = ("flying", "item", "line", "size", "ticket", "verdict")
+    __slots__ = ("done", "flying", "item", "line", "size", "ticket", "verdict")
 
     def __init__(self, ticket: int, item: I, size: int) -> None:
         self.ticket, self.item, self.size = ticket, item, size
         self.line: _Line[I] | None = None
         self.flying = False
-        self.verdict: Settled | None = None
+        self.verdict: Settled | None = None  # never while it is flying
+        self.done = False  # holds nobody back any more: published, passed over, or settled
 
 
 class _Line(Generic[I]):
-    """The unsettled items of one line: those out of the parking lot go before those out of the log."""
+    """The items of one line that hold others back: those out of the parking lot go before those out of the log."""
 
     __slots__ = ("alone", "flying", "key", "log", "parked", "stopped")
 
     def __init__(self, key: Line) -> None:
         self.key = key
-        self.alone = not key[1]  # a whole topic: no broker keeps the order of several keys in one call
-        self.parked: deque[_Slot[I]] = deque()
+        self.alone = not key[2]  # a whole topic: no broker keeps the order of several keys in one call
+        self.parked: deque[_Slot[I]] = deque()  # neither queue begins with a slot that is done
         self.log: deque[_Slot[I]] = deque()
         self.flying = 0
-        self.stopped = False  # a head out of the parking lot failed: its followers stay parked too
+        self.stopped = False  # a head out of the parking lot failed while followers fly: they stay parked too
 
 
 class Window(Generic[I]):
@@ -112,10 +117,15 @@ class Window(Generic[I]):
     def __len__(self) -> int:
         return len(self._slots)
 
+    def item(self, ticket: int) -> I | None:
+        """Give the item that is in flight under this ticket."""
+        slot = self._slots.get(ticket)
+        return slot.item if slot is not None and slot.flying else None
+
     @property
     def room(self) -> int:
         """How many more may enter."""
-        return 0 if self._bytes >= self._max_bytes else self._size - len(self._slots)
+        return 0 if self._bytes >= self._max_bytes else max(0, self._size - len(self._slots))
 
     def enter(self, items: Iterable[I], now: datetime) -> None:
         """Take items in, in their order."""
@@ -150,90 +160,94 @@ class Window(Generic[I]):
                 del self._open[line.key]  # comes back when it is answered, settled or entered
             elif queue is line.parked or line.key not in blocked:
                 del self._open[line.key]
-                next_ones = queue if self._prefix_safe and not line.alone else (queue[0],)
+                together = self._prefix_safe and not line.alone
+                next_ones = [slot for slot in queue if not slot.done] if together else [queue[0]]
                 line.flying = len(next_ones)
-                going.extend(next_ones)
+                going += next_ones
         for slot in going:
             slot.flying = True
+            slot.verdict = None  # one that failed behind an untouched one goes again
         self.flying += len(going)
         going.sort(key=_ticket)
         return [(slot.ticket, slot.item) for slot in going]
 
     def settle(self, verdicts: Iterable[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
-        """Take verdicts by ticket; give everything that is settled now: the log's prefix, and what was parked."""
+        """Take verdicts by ticket; give everything that is settled now: what was parked, and the log's prefix."""
         settled: list[Settlement[I]] = []
+        answered: dict[Line, _Line[I]] = {}
         for ticket, verdict in verdicts:
             slot = self._slots.get(ticket)
             if slot is None or not slot.flying:
                 continue  # forgotten meanwhile: an answer from before the lanes were lost
             self._land(slot, verdict)
             if slot.item.parked:
-                self._settle_parked(slot, settled)
+                if slot.verdict is not None and (slot.line is None or slot.done):
+                    settled.append(self._leave(slot, slot.verdict))
+                if slot.line is not None:
+                    answered[slot.line.key] = slot.line
+        for line in answered.values():
+            settled += self._stop(line)
         blocking: set[Line] = set()
         while self._log and (outcome := self._head(self._log[0], blocked, blocking)):
-            slot = self._log.popleft()
-            self._drop(slot)
-            settled.append(Settlement(slot.item, outcome))
+            settled.append(self._leave(self._log.popleft(), outcome))
         return settled
 
     def _land(self, slot: "_Slot[I]", verdict: Verdict) -> None:
         """Note an answer: the slot is done, judged, or waits again."""
         slot.flying = False
         self.flying -= 1
-        line = slot.line
         if verdict.__class__ is not Untouched:
             slot.verdict = verdict  # type: ignore[assignment]
-        elif line is None:
-            self._free.append(slot)
-        if line is not None:
-            if slot.verdict is not None and not _blocks(slot.verdict):
-                _remove(line, slot)
-            line.flying -= 1
-            if not line.flying:
-                self._open[line.key] = line
-
-    def _settle_parked(self, slot: "_Slot[I]", settled: list[Settlement[I]]) -> None:
-        """Settle an answered item out of the parking lot; if it fails, its followers stay parked behind it."""
-        line, verdict = slot.line, slot.verdict
-        if line is not None and line.stopped and verdict.__class__ is not Published:
-            verdict = BLOCKED
-        if verdict is None:
+        line = slot.line
+        if line is None:
+            if slot.verdict is None:
+                self._free.append(slot)
             return
-        if line is not None and _blocks(verdict):
+        if slot.verdict is not None and not _blocks(slot.verdict):
+            slot.done = True
+            _trim(line.parked if slot.item.parked else line.log)
+        line.flying -= 1
+        if not line.flying:
+            self._open[line.key] = line
+
+    def _stop(self, line: "_Line[I]") -> Iterator[Settlement[I]]:
+        """If the head out of the parking lot failed, settle it; its followers stay parked behind it, uncounted."""
+        if not line.stopped and line.parked and (verdict := line.parked[0].verdict) is not None:
             line.stopped = True
-        settled.append(Settlement(slot.item, verdict))
-        self._drop(slot)
-        if line is not None and line.stopped:
-            for follower in [s for s in line.parked if not s.flying]:
-                settled.append(Settlement(follower.item, BLOCKED))
-                self._drop(follower)
+            yield self._leave(line.parked[0], verdict)
+        if line.stopped:
+            for slot in [slot for slot in line.parked if not (slot.flying or slot.done)]:
+                yield self._leave(slot, BLOCKED)
             line.stopped = bool(line.parked)
 
     def _head(self, slot: "_Slot[I]", blocked: Container[Line], blocking: set[Line]) -> Settled | None:
         """Say how the first unsettled item of the log settles, if it does."""
-        line = None if slot.line is None else slot.line.key
-        behind = line is not None and (line in blocked or line in blocking)
         verdict = slot.verdict
+        if slot.line is None or slot.done:
+            return verdict
+        line = slot.line.key
+        behind = line in blocked or line in blocking
         if verdict is None:
             return BLOCKED if behind and not slot.flying else None
-        if _blocks(verdict) and line is not None:
-            if behind:
-                return BLOCKED
-            blocking.add(line)
+        if behind:
+            return BLOCKED
+        blocking.add(line)
         return verdict
 
-    def _drop(self, slot: "_Slot[I]") -> None:
+    def _leave(self, slot: "_Slot[I]", verdict: Settled) -> Settlement[I]:
+        """Let a slot go; its line goes on without it."""
         del self._slots[slot.ticket]
         self._bytes -= slot.size
         line = slot.line
-        if line is None:
-            return
-        _remove(line, slot)
-        if line.parked or line.log or line.flying:
-            self._open[line.key] = line
-        elif self._lines.get(line.key) is line:  # not a successor of the same key
-            del self._lines[line.key]
-            self._open.pop(line.key, None)
+        if line is not None:
+            if not slot.done:
+                slot.done = True
+                _trim(line.parked if slot.item.parked else line.log)
+                self._open[line.key] = line
+            if not (line.parked or line.log) and self._lines.get(line.key) is line:  # not a successor of the same key
+                del self._lines[line.key]
+                self._open.pop(line.key, None)
+        return Settlement(slot.item, verdict)
 
 
 def _ticket(slot: "_Slot[I]") -> int:
@@ -245,9 +259,6 @@ def _blocks(verdict: Settled) -> bool:
     return kind is RetryAt or (kind is Dead and verdict.blocks)  # type: ignore[union-attr]
 
 
-def _remove(line: "_Line[I]", slot: "_Slot[I]") -> None:
-    queue = line.parked if slot.item.parked else line.log
-    if queue and queue[0] is slot:
+def _trim(queue: "deque[_Slot[I]]") -> None:
+    while queue and queue[0].done:
         queue.popleft()
-    elif slot.verdict is None or _blocks(slot.verdict):  # otherwise it left when it was answered
-        queue.remove(slot)

@@ -27,8 +27,10 @@ CREATE TABLE {prefix}outbox (
 );
 CREATE INDEX {prefix}outbox_event ON {prefix}outbox (event_id);
 CREATE INDEX {prefix}outbox_aggregate ON {prefix}outbox (aggregate_type, aggregate_id, id);
+CREATE INDEX {prefix}outbox_topic ON {prefix}outbox (topic, id);   -- a paused topic's own entries, without walking the log
 
--- Progress, itself a log: the newest row without a topic is the position; one with a topic is a detour's position.
+-- Progress, itself a log: the newest row without a topic is the position; the newest one with a topic is the position of
+-- that topic's detour. A detour that is closed still counts until the position has passed the place where they met.
 CREATE TABLE {prefix}ticks (
     n         INTEGER PRIMARY KEY AUTOINCREMENT,
     at        INTEGER NOT NULL,
@@ -37,9 +39,13 @@ CREATE TABLE {prefix}ticks (
     last_id   INTEGER NOT NULL,                           -- everything up to here is settled
     published INTEGER NOT NULL DEFAULT 0,
     failed    INTEGER NOT NULL DEFAULT 0,
-    closed    INTEGER NOT NULL DEFAULT 0                  -- 1: the detour has met the main line and is over
+    opened    INTEGER NOT NULL DEFAULT 0,                 -- 1: the detour leaves the main line here
+    closed    INTEGER NOT NULL DEFAULT 0                  -- 1: the detour has met the main line here and is over
 );
+CREATE INDEX {prefix}ticks_topic ON {prefix}ticks (topic, n);
 CREATE INDEX {prefix}ticks_last ON {prefix}ticks (topic, last_id);
+CREATE INDEX {prefix}ticks_at ON {prefix}ticks (at);
+CREATE INDEX {prefix}ticks_published ON {prefix}ticks (n) WHERE published > 0;
 
 -- Who may read: one row, because SQLite has one lane group. The epoch fences the bookkeeping of a former holder.
 CREATE TABLE {prefix}lanes (
@@ -68,6 +74,7 @@ CREATE TABLE {prefix}parked (
     last_error      TEXT,
     parked_at       INTEGER NOT NULL,
     settled_at      INTEGER,                              -- when it was published or dropped
+    replay          INTEGER NOT NULL DEFAULT 0,           -- 1: it was published before, and is published again
     event_id        TEXT NOT NULL,
     aggregate_type  TEXT NOT NULL,
     aggregate_id    TEXT NOT NULL,
@@ -83,10 +90,11 @@ CREATE TABLE {prefix}parked (
     occurred_at     INTEGER,
     created_at      INTEGER NOT NULL
 );
-CREATE INDEX {prefix}parked_line ON {prefix}parked (line, id) WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
-CREATE INDEX {prefix}parked_due ON {prefix}parked (due_at) WHERE state IN ('retrying', 'delayed');
+CREATE INDEX {prefix}parked_line ON {prefix}parked (line, id, state, due_at)
+    WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
+CREATE INDEX {prefix}parked_free ON {prefix}parked (due_at, id) WHERE line IS NULL AND state IN ('retrying', 'delayed');
 CREATE INDEX {prefix}parked_position ON {prefix}parked (position);
-CREATE INDEX {prefix}parked_state ON {prefix}parked (state);
+CREATE INDEX {prefix}parked_state ON {prefix}parked (state, settled_at);
 
 -- Gap-free numbers, one counter per aggregate; idempotency keys, with a retention of their own.
 CREATE TABLE {prefix}numbers (
@@ -100,6 +108,7 @@ CREATE TABLE {prefix}keys (
     event_id   TEXT NOT NULL,
     created_at INTEGER NOT NULL
 ) WITHOUT ROWID;
+CREATE INDEX {prefix}keys_age ON {prefix}keys (created_at);
 
 CREATE TABLE {prefix}pauses (
     topic TEXT PRIMARY KEY,
@@ -132,6 +141,7 @@ CREATE TABLE {prefix}archive (
     archived_at     INTEGER NOT NULL
 );
 CREATE INDEX {prefix}archive_event ON {prefix}archive (event_id);
+CREATE INDEX {prefix}archive_age ON {prefix}archive (archived_at);
 
 CREATE TABLE {prefix}audit (
     n     INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -181,6 +191,7 @@ CREATE TABLE {prefix}inbox_parked (
 );
 CREATE INDEX {prefix}inbox_parked_line ON {prefix}inbox_parked (consumer, line, id) WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
 CREATE INDEX {prefix}inbox_parked_due ON {prefix}inbox_parked (consumer, due_at) WHERE state = 'retrying';
+CREATE INDEX {prefix}inbox_parked_state ON {prefix}inbox_parked (state, settled_at);
 
 CREATE TABLE {prefix}meta (
     name  TEXT PRIMARY KEY,

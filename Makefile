@@ -1,0 +1,52 @@
+# `make` alone lists the verbs. Each sets up what it needs; doing so again costs nothing.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST := $(BIN)/pytest
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test soak check bench lock format clean
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## a shop, a relay and a consumer on this machine; kill -9 as they work; nothing lost (ARGS="--events 20000")
+	@.ci/venv .venv-demo demo
+	@.venv-demo/bin/pillarbox demo $(ARGS)
+
+test: static ## everything but the soak: format, lint, types, import contracts, all tests
+	$(PYTEST) -n 2 --dist worksteal --every-skip-needs-a-reason --ignore=tests/soak tests
+
+soak: venv ## what takes minutes by nature; run it before calling something done
+	$(PYTEST) --timeout 1800 --every-skip-needs-a-reason -m soak tests
+
+check: static ## format, lint, types, import contracts, unit tests: under a minute
+	$(PYTEST) -q tests/unit
+
+bench: venv ## ratios against the textbook, written to benchmarks/results/latest.json
+	$(BIN)/python -m benchmarks $(ARGS)
+
+lock: venv ## compile the locks anew: newest versions, hashes, no host names
+	@for name in demo test; do \
+		$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+			locks/$$name.in -o locks/$$name.lock || exit 1; \
+	done
+
+format: venv ## write the code as the formatter wants it
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean: ## forget the environments and the caches
+	rm -rf .venv .venv-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+.PHONY: venv static
+venv:
+	@.ci/venv .venv test
+
+static: venv
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports

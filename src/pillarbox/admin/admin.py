@@ -1,0 +1,113 @@
+"""Admin: everything an operator sees and does, on one store. The command line and the dashboard only show it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from pillarbox.admin.diagnosis import Finding, diagnose
+from pillarbox.errors import PillarboxError
+from pillarbox.ports import Clock, Query, Record, Retention, SchemaStatus, Side, Stats, Store
+from pillarbox.settings import Settings
+
+COUNTED = 10_000
+"""Events are counted up to here; beyond, it is "more than"."""
+
+
+class Report(NamedTuple):
+    """What `status` shows: the findings, and the figures behind them if the tables could be read."""
+
+    findings: Sequence[Finding]
+    stats: Stats | None
+
+    @property
+    def healthy(self) -> bool:
+        return not any(finding.severity == "problem" for finding in self.findings)
+
+
+class Admin:
+    """Sees and mends one outbox (and the inboxes beside it), as `who`.
+
+    async with open_admin(settings) as admin:
+        print(await admin.stats())
+    """
+
+    def __init__(self, store: Store, who: str, clock: Clock) -> None:
+        self._store, self._who, self._clock = store, who, clock
+
+    async def __aenter__(self) -> Self:
+        await self._store.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._store.close()
+
+    async def report(self, settings: Settings) -> Report:
+        """Say how the outbox is, and what keeps events from flowing; a database that cannot be read is a finding."""
+        try:
+            schema = await self._store.status()
+            stats = await self._store.stats() if schema.version == schema.needed else None
+        except PillarboxError as error:
+            return Report(diagnose(error, None, self._clock.now(), settings), None)
+        return Report(diagnose(schema, stats, self._clock.now(), settings), stats)
+
+    async def check(self) -> None:
+        """Raise SchemaMismatch, which names the command to run, unless the tables are as this release needs them."""
+        await self._store.check()
+
+    async def schema(self) -> SchemaStatus:
+        """Look which version the tables have."""
+        return await self._store.status()
+
+    async def migrate(self) -> Sequence[int]:
+        """Bring the tables to the needed version; give the versions applied."""
+        return await self._store.up()
+
+    def sql(self) -> str:
+        """Give the script that makes the tables; needs no connection."""
+        return self._store.sql()
+
+    async def stats(self) -> Stats:
+        """Look at the whole."""
+        return await self._store.stats()
+
+    async def find(self, query: Query) -> Sequence[Record]:
+        """Find events."""
+        return await self._store.find(query)
+
+    async def show(self, event_id: str, side: Side = "outbox") -> Sequence[Record]:
+        """Find everything that is known of one event; on the inbox's side, one record per consumer."""
+        return await self._store.find(Query(side=side, ids=(event_id,)))
+
+    async def count(self, query: Query) -> int:
+        """Count events, up to COUNTED + 1."""
+        return len(await self._store.find(replace(query, limit=COUNTED + 1)))
+
+    async def retry(self, query: Query) -> int:
+        """Give dead events their tries back, due now."""
+        return await self._store.retry(query)
+
+    async def drop(self, query: Query) -> int:
+        """Forget dead events for good; their followers go on."""
+        return await self._store.drop(query)
+
+    async def replay(self, query: Query) -> int:
+        """Publish again what was published."""
+        return await self._store.replay(query)
+
+    async def prune(self, retention: Retention) -> int:
+        """Delete what has been settled for long enough; give how many."""
+        total = 0
+        while pruned := await self._store.prune(retention):
+            total += pruned
+        return total
+
+    async def pause(self, topic: str, why: str) -> None:
+        """Stop publishing a topic; it keeps its place."""
+        await self._store.pause(topic, self._who, why)
+
+    async def resume(self, topic: str) -> bool:
+        """Publish a topic again; False if it was not paused."""
+        return await self._store.resume(topic)

@@ -1,0 +1,192 @@
+"""Diagnosis: why nothing happens, as values. Pure: what is known of an outbox in, findings with their cure out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from shlex import quote
+from typing import Literal
+
+from pillarbox.durations import about, write_duration
+from pillarbox.errors import PillarboxError
+from pillarbox.ports import Pause, Record, RelaySeen, SchemaStatus, Stats
+from pillarbox.settings import Settings
+from pillarbox.urls import without_secrets
+
+Severity = Literal["fine", "note", "problem"]
+Kind = Literal[
+    "fine",
+    "database",
+    "tables",
+    "no relay",
+    "broker away",
+    "paused",
+    "blocked",
+    "retrying",
+    "dead",
+    "inbox dead",
+    "old",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was found: how bad, one line for people, and the commands that mend it (either of them)."""
+
+    severity: Severity
+    kind: Kind
+    line: str
+    commands: tuple[str, ...] = ()
+
+
+def diagnose(
+    schema: SchemaStatus | PillarboxError, stats: Stats | None, now: datetime, settings: Settings
+) -> Sequence[Finding]:
+    """Say everything that keeps events from flowing, the most fundamental first; `stats` is None without tables."""
+    if isinstance(schema, PillarboxError):
+        return [Finding("problem", "database", f"the database cannot be read: {schema}")]
+    if stats is None or schema.version != schema.needed:
+        return [_tables(schema, settings)]
+    found = [
+        *_relays(stats, now, settings),
+        *_broker(stats.relays, now),
+        *(_pause(pause, stats, now, settings) for pause in stats.pauses),
+        *(_head(head, now, settings) for head in stats.heads),
+        *_dead(stats, settings),
+    ]
+    if not any(finding.severity == "problem" for finding in found):
+        found = [*_old(stats, now, settings), *found]
+    if not any(finding.severity == "problem" for finding in found):
+        found = [_fine(stats), *found]
+    return found
+
+
+def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
+    where = without_secrets(settings.database or "")
+    if schema.version > schema.needed:
+        line = (
+            f"the tables in {where} are version {schema.version}, but this release knows only {schema.needed}: "
+            "a newer release made them, use that one"
+        )
+        return Finding("problem", "tables", line)
+    line = (
+        f"the tables in {where} are version {schema.version}, and this release needs {schema.needed}"
+        if schema.version
+        else f"there are no Pillarbox tables in {where}"
+    )
+    return Finding("problem", "tables", line, (_command("migrate up", settings),))
+
+
+def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding]:
+    if any(relay.lease_until >= now for relay in stats.relays):
+        return
+    seen = max((relay.seen_at for relay in stats.relays), default=None)
+    if seen is not None:
+        line = f"no relay has been seen for {about(now - seen)}"
+    elif stats.last_published_at is not None:
+        line = f"no relay is running; the last event was published {about(now - stats.last_published_at)} ago"
+    else:
+        line = "no relay has ever run on this outbox"
+    waiting = stats.pending + stats.retrying
+    if waiting:
+        line += f"; {_events(waiting, stats.pending_exact)} waiting"
+    command = _command("relay run", settings, broker=True)
+    yield Finding("problem" if waiting else "note", "no relay", line, (command,))
+
+
+def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
+    away = [relay.away for relay in relays if relay.away is not None and relay.lease_until >= now]
+    if away:
+        first = min(away, key=lambda one: one.since)
+        line = (
+            f"the broker has been away since {_instant(first.since)} ({about(now - first.since)}): {first.error}; "
+            "the relay goes on by itself once it is back"
+        )
+        yield Finding("problem", "broker away", line)
+
+
+def _pause(pause: Pause, stats: Stats, now: datetime, settings: Settings) -> Finding:
+    waiting = stats.pending_by_topic.get(pause.topic, 0)
+    line = f"topic {pause.topic} was paused {about(now - pause.since)} ago by {pause.who}: {pause.why}"
+    if waiting:
+        line += f"; {_events(waiting, stats.pending_exact)} waiting"
+    command = _command(f"resume {quote(pause.topic)}", settings)
+    return Finding("problem" if waiting else "note", "paused", line, (command,))
+
+
+def _head(head: Record, now: datetime, settings: Settings) -> Finding:
+    event = f"{head.type} {head.event_id}"
+    line_of = f"{' '.join(head.aggregate)} in {head.topic}" if head.aggregate else f"topic {head.topic}"
+    if head.status == "dead":
+        line = f"{line_of} is blocked behind {event}, dead after {_tries(head.attempts)}: {head.last_error}"
+        commands = tuple(_command(f"dead {verb} {head.event_id}", settings) for verb in ("retry", "drop"))
+        return Finding("problem", "blocked", line, commands)
+    again = "now" if head.next_try_at is None or head.next_try_at <= now else f"in {about(head.next_try_at - now)}"
+    times = "once" if head.attempts == 1 else f"{head.attempts} times"
+    line = f"{event} for {line_of} failed {times} and is tried again {again}: {head.last_error}"
+    return Finding("note", "retrying", line)
+
+
+def _dead(stats: Stats, settings: Settings) -> Iterator[Finding]:
+    heads = sum(head.status == "dead" for head in stats.heads)
+    if stats.dead > heads:
+        line = f"{_count(stats.dead, 'event')} dead in all"
+        yield Finding("note", "dead", line, (_command("dead list", settings),))
+    if stats.inbox_dead:
+        line = f"{_count(stats.inbox_dead, 'received event')} dead: the handler gave up"
+        yield Finding("note", "inbox dead", line, (_command("dead list --inbox", settings),))
+
+
+def _old(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding]:
+    if stats.oldest_pending_at is None:
+        return
+    age, limit = now - stats.oldest_pending_at, settings.health.oldest_pending
+    if age > limit:
+        line = (
+            f"the oldest pending event has waited {about(age)}, longer than {write_duration(limit)}: "
+            "the relay is slower than the writers, or stuck"
+        )
+        command = _command("events list --status pending --oldest-first", settings)
+        yield Finding("problem", "old", line, (command,))
+
+
+def _fine(stats: Stats) -> Finding:
+    if stats.pending:
+        return Finding("fine", "fine", f"all is well: {_events(stats.pending, stats.pending_exact)} on the way")
+    return Finding("fine", "fine", "all is well: nothing is waiting")
+
+
+def _command(words: str, settings: Settings, *, broker: bool = False) -> str:
+    """Write a command that the reader can run: with the flags that this one was given, without what a file says."""
+    parts = ["pillarbox", words]
+    if settings.file is not None and settings.file != "pillarbox.toml":
+        parts.append(f"--config {quote(settings.file)}")
+    for key in ("database", "broker") if broker else ("database",):
+        value = getattr(settings, key)
+        if value is None:
+            parts.append(f"--{key} URL")
+        elif settings.origins.get(key, "--").startswith("--"):
+            parts.append(f"--{key} {quote(without_secrets(value))}")
+    if settings.origins.get("outbox.prefix", "").startswith("--"):
+        parts.append(f"--set outbox.prefix={settings.outbox.prefix}")
+    return " ".join(parts)
+
+
+def _events(count: int, exact: bool) -> str:
+    verb = "is" if exact and count == 1 else "are"
+    return f"{'' if exact else 'more than '}{_noun(count, 'event')} {verb}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{_noun(count, noun)} {'is' if count == 1 else 'are'}"
+
+
+def _tries(attempts: int) -> str:
+    return _noun(attempts, "attempt")
+
+
+def _noun(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _instant(instant: datetime) -> str:
+    return f"{instant:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,147 @@
+"""The broker's file: its tables, how it is opened, and what its errors mean."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pillarbox.errors import BrokerUnavailable, ConfigError, SchemaMismatch
+
+VERSION = 1
+
+# Instants are microseconds since 1970. One writer at a time, so the order of ids is the order of commits.
+SCHEMA = f"""
+CREATE TABLE messages (
+    id        INTEGER PRIMARY KEY AUTOINCREMENT,   -- AUTOINCREMENT: a place is never used twice, not even after pruning
+    topic     TEXT NOT NULL,
+    partition INTEGER NOT NULL,
+    key       TEXT,
+    headers   TEXT NOT NULL,                       -- a JSON object
+    body      BLOB NOT NULL,
+    at        INTEGER NOT NULL
+);
+CREATE INDEX messages_partition ON messages (topic, partition, id);
+
+-- A consumer's place in each partition. The epoch is new with every taking and fences a former owner.
+CREATE TABLE positions (
+    consumer   TEXT NOT NULL,
+    topic      TEXT NOT NULL,
+    partition  INTEGER NOT NULL,
+    position   INTEGER NOT NULL DEFAULT 0,         -- everything up to here is acknowledged
+    owner      TEXT,
+    epoch      TEXT NOT NULL DEFAULT '',
+    suspect_to INTEGER NOT NULL DEFAULT 0,         -- up to here somebody may have received it and not said so
+    PRIMARY KEY (consumer, topic, partition)
+) WITHOUT ROWID;
+
+CREATE TABLE consumers (
+    consumer TEXT PRIMARY KEY,
+    seen_at  INTEGER NOT NULL
+) WITHOUT ROWID;
+
+-- A member also holds the kernel's lock on byte `slot` of the file <this file>-consumers: free means dead.
+CREATE TABLE members (
+    slot     INTEGER PRIMARY KEY,
+    consumer TEXT NOT NULL,
+    name     TEXT NOT NULL UNIQUE,
+    topics   TEXT NOT NULL,                        -- a JSON array
+    seen_at  INTEGER NOT NULL
+);
+
+CREATE TABLE broker (
+    name  TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+INSERT INTO broker VALUES ('version', '{VERSION}');
+"""
+
+
+@contextmanager
+def broker_errors(path: Path) -> Iterator[None]:
+    """Turn SQLite's errors into ours: a file that is no database cannot be cured by waiting, the rest can."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_NOTADB:
+            raise ConfigError(f"broker: {path} is not a SQLite database; name another file") from error
+        if code == sqlite3.SQLITE_CORRUPT:
+            raise ConfigError(
+                f"broker: {path} is damaged ({error}); restore it, or move it away and replay the events"
+            ) from error
+        if isinstance(error, sqlite3.OperationalError) or code == sqlite3.SQLITE_FULL:
+            raise BrokerUnavailable(f"the broker's file {path} cannot be used now: {error}") from error
+        raise
+
+
+def now() -> int:
+    """Give the time as the tables keep it."""
+    return time.time_ns() // 1000
+
+
+def connect(path: Path, *, durable: bool, timeout: float) -> sqlite3.Connection:
+    """Open the file and make its tables if it is new; use inside `broker_errors`."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"broker: the directory {path.parent} does not exist; create it, or name another file")
+    connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+    try:
+        _prepare(connection, path, time.monotonic() + timeout)
+        connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, deadline: float) -> None:
+    if not _has_tables(connection, path):
+        _use_wal(connection, deadline)
+        with transaction(connection):
+            if not _has_tables(connection, path):  # nobody else was faster
+                for statement in SCHEMA.split(";\n"):
+                    connection.execute(statement)
+    _use_wal(connection, deadline)
+
+
+def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
+    """Look whether the file is a broker's file of our version; False if it is empty."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return False
+    if not {"broker", "messages", "positions"} <= tables:
+        raise ConfigError(f"broker: {path} is a database, but not a broker's file; name a file of its own")
+    (version,) = connection.execute("SELECT value FROM broker WHERE name = 'version'").fetchone()
+    if int(version) > VERSION:
+        raise SchemaMismatch(
+            f"the broker's file {path} has version {version}, this release knows {VERSION}: upgrade pillarbox"
+        )
+    return True
+
+
+def _use_wal(connection: sqlite3.Connection, deadline: float) -> None:
+    """Switch to the write-ahead log; SQLite does not apply its own patience to this switch."""
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.005)
+            continue
+        if mode != "wal":
+            raise ConfigError(f"broker: the file system does not support SQLite's write-ahead log (mode {mode!r})")
+        return
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Write in one transaction, which takes the write lock at once: waiting later would fail, not wait."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

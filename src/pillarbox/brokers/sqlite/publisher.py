@@ -1,0 +1,181 @@
+"""The embedded broker's near end: a worker thread that appends whole sends, each in one durable transaction."""
+
+import asyncio
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from pillarbox.brokers.partitions import partition_of
+from pillarbox.brokers.sends import Send, Sends
+from pillarbox.brokers.sqlite.file import broker_errors, connect, now, transaction
+from pillarbox.brokers.sqlite.retention import BATCH, prune
+from pillarbox.core.message import Message
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
+from pillarbox.ports import Outcome
+from pillarbox.telemetry.hooks import Hooks, Moment
+
+MOST_AT_ONCE = 10_000
+PRUNE_EVERY = 60.0
+_APPEND = "INSERT INTO messages (topic, partition, key, headers, body, at) VALUES (?, ?, ?, ?, ?, ?)"
+_json = json.JSONEncoder(separators=(",", ":")).encode
+
+Row = tuple[str, int, str | None, str, bytes, int]
+
+
+class _Order(NamedTuple):
+    """A send on its way to the worker."""
+
+    send: Send
+    deadline: float
+    loop: asyncio.AbstractEventLoop
+
+
+class SqlitePublisher:
+    """Appends messages to the broker's file.
+
+    Prefix-safe: what one `send` brings is stored in one transaction, all or nothing; of a key with a message that can
+    never be stored, the later ones of that send are not stored either.
+    """
+
+    prefix_safe = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        publish_timeout: timedelta,
+        hooks: Hooks,
+        largest_message: int = 999_000_000,
+    ) -> None:
+        self._path, self._hooks, self._largest = Path(path), hooks, largest_message
+        self._timeout = publish_timeout.total_seconds()
+        self._sends = Sends(publish_timeout)
+        self._orders: SimpleQueue[_Order | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._prune_at = time.monotonic() + PRUNE_EVERY
+
+    def send(self, messages: Sequence[Message]) -> None:
+        order = _Order(self._sends.begin(messages), time.monotonic() + self._timeout, asyncio.get_running_loop())
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"publisher of {self._path.name}", daemon=True)
+            self._thread.start()
+        self._orders.put(order)
+
+    async def outcomes(self) -> Sequence[Outcome]:
+        return await self._sends.outcomes()
+
+    async def close(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._orders.put(None)
+            await asyncio.to_thread(thread.join, self._timeout)
+            await asyncio.sleep(0)  # the worker's last answers are on their way to the loop
+        self._sends.fail_all(BrokerUnavailable("closed before it was stored; it may or may not have arrived"))
+
+    def _work(self) -> None:
+        """Append until told to stop. Runs in the worker thread, as everything below."""
+        while orders := self._gather():
+            try:
+                self._append(orders)
+                self._prune_now_and_then()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the relay must hear of it
+                self._disconnect()
+                orders[-1].loop.call_soon_threadsafe(self._sends.die, error)
+        self._disconnect()
+
+    def _gather(self) -> list[_Order]:
+        """Wait for a send and take along those that wait behind it: they share a transaction."""
+        orders: list[_Order] = []
+        count = 0
+        try:
+            while count < MOST_AT_ONCE:
+                order = self._orders.get_nowait() if orders else self._orders.get()
+                if order is None:
+                    if orders:
+                        self._orders.put(None)
+                    break
+                orders.append(order)
+                count += len(order.send.messages)
+        except Empty:
+            pass
+        return orders
+
+    def _append(self, orders: list[_Order]) -> None:
+        # What waited too long is answered by its deadline; it is too late to store it now.
+        orders = [order for order in orders if order.deadline > time.monotonic()]
+        rows: list[Row] = []
+        answers = [(order, self._rows(order.send.messages, rows)) for order in orders]
+        try:
+            if rows:
+                self._store(rows, orders[0].deadline)
+        except PublishError as error:
+            self._disconnect()
+            answers = [(order, [Outcome(m.ticket, error) for m in order.send.messages]) for order in orders]
+        else:
+            self._hooks.reach(Moment.STORED_BY_BROKER, count=len(rows))
+        for order, outcomes in answers:
+            _hand_over(order, self._sends, outcomes)
+
+    def _rows(self, messages: Sequence[Message], rows: list[Row]) -> list[Outcome]:
+        """Add the rows of a send to `rows`, and say how each message fares once they are stored."""
+        outcomes: list[Outcome] = []
+        held_back: set[tuple[str, str | None]] = set()
+        at = now()
+        for message in messages:
+            topic, key, headers, body, ticket = message
+            error: PublishError | None = None
+            if held_back and key is not None and (topic, key) in held_back:
+                error = PublishError(f"held back: an earlier message of the key {key!r} cannot be stored")
+            else:
+                try:
+                    self._check(message)
+                    rows.append((topic, partition_of(message), key, _json(headers), body, at))
+                except (TypeError, ValueError) as cause:
+                    error = PublishRejected(f"the embedded broker cannot store event {headers.get('id')}: {cause}")
+                    held_back.add((topic, key))
+            outcomes.append(Outcome(ticket, error))
+        return outcomes
+
+    def _check(self, message: Message) -> None:
+        if len(message.body) > self._largest:
+            raise ValueError(f"its body has {len(message.body)} bytes, at most {self._largest} fit")
+        message.topic.encode()  # SQLite would fail the whole transaction for a lone surrogate
+
+    def _store(self, rows: list[Row], deadline: float) -> None:
+        with broker_errors(self._path):
+            if self._connection is None:
+                self._connection = connect(self._path, durable=True, timeout=deadline - time.monotonic())
+            patience = max(1, int((deadline - time.monotonic()) * 1000))
+            self._connection.execute(f"PRAGMA busy_timeout = {patience}")
+            with transaction(self._connection):
+                self._connection.executemany(_APPEND, rows)
+
+    def _prune_now_and_then(self) -> None:
+        if time.monotonic() < self._prune_at or self._connection is None:
+            return
+        try:
+            with broker_errors(self._path):
+                full = prune(self._connection, now()) >= BATCH
+        except BrokerUnavailable:
+            full = False  # the next send meets the same trouble and answers for it
+        self._prune_at = time.monotonic() + (1.0 if full else PRUNE_EVERY)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _hand_over(order: _Order, sends: Sends, outcomes: list[Outcome]) -> None:
+    try:
+        order.loop.call_soon_threadsafe(sends.answer, order.send, outcomes)
+    except RuntimeError:
+        pass  # the loop is closed: nobody waits for an answer any more

@@ -1,0 +1,66 @@
+"""`pillarbox init` writes a settings file; `pillarbox config show` says what holds, and since where."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
+from pillarbox.cli.output import print_json, print_line, print_table
+from pillarbox.errors import ConfigError
+from pillarbox.settings.template import template
+
+app = typer.Typer(help="The settings.", no_args_is_help=True, rich_markup_mode=None)
+
+
+def init(
+    database: Annotated[
+        str, typer.Option("--database", envvar="PILLARBOX_DATABASE", metavar="URL", help="Where the outbox is.")
+    ] = "sqlite:///shop.db",
+    broker: Annotated[
+        str, typer.Option("--broker", envvar="PILLARBOX_BROKER", metavar="URL", help="Where events go.")
+    ] = "sqlite:///stream.db",
+    config: Annotated[
+        Path, typer.Option("--config", envvar="PILLARBOX_CONFIG", metavar="FILE", help="The file to write.")
+    ] = Path("pillarbox.toml"),
+    force: Annotated[
+        bool, typer.Option("--force", show_default="off", help="Write over a file that is there.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Write a settings file.
+
+    It holds every setting, its default and what it is for.
+    """
+    text = template(database, broker)
+    try:
+        with config.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ConfigError(f"{config} is there already: --force writes over it") from error
+    except OSError as error:
+        raise ConfigError(f"{config} cannot be written: {error.strerror}") from error
+    if json:
+        print_json({"file": str(config)})
+    else:
+        print_line(f"wrote {config}; next: pillarbox migrate up, then pillarbox relay run")
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    database: Database = None,
+    broker: Broker = None,
+    config: Config = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """Show every setting and where it came from.
+
+    Secrets are hidden.
+    """
+    shown = list(load(ctx, config, set=set, database=database, broker=broker).shown())
+    if json:
+        print_json([one._asdict() for one in shown])
+    else:
+        print_table(("SETTING", "VALUE", "FROM"), shown)

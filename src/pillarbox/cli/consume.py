@@ -1,0 +1,59 @@
+"""`pillarbox consume`: run the handlers of an inbox."""
+
+import importlib
+import sys
+from typing import Annotated
+
+import typer
+
+from pillarbox.cli.options import Broker, Config, Json, Set, load
+from pillarbox.errors import ConfigError
+from pillarbox.telemetry.logging import log_to, logger
+from pillarbox.urls import without_secrets
+from pillarbox.wiring import Consumer
+
+
+def consume(
+    ctx: typer.Context,
+    inbox: Annotated[
+        str, typer.Argument(metavar="MODULE:INBOX", help="Where the inbox is, such as shop.billing:inbox.")
+    ],
+    topic: Annotated[
+        list[str],
+        typer.Option("--topic", metavar="TOPIC", help="What to receive (repeatable).", show_default="required"),
+    ],
+    broker: Broker = None,
+    config: Config = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """Receive events and run their handlers.
+
+    Until stopped; logs to stderr, with --json as JSON lines. SIGTERM hands over, a second one stops at once.
+    """
+    settings = load(ctx, config, set=set, broker=broker)
+    consumer = Consumer(find_inbox(inbox), topics=topic, settings=settings)
+    log_to(as_json=json)
+    logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)
+    consumer.run_forever()
+    logger.info("stopped")
+
+
+def find_inbox(place: str) -> object:
+    """Import what MODULE:INBOX names; the current directory counts, as for `python -m`."""
+    module_name, colon, name = place.partition(":")
+    if not (colon and module_name and name):
+        raise typer.BadParameter(
+            f"{place!r} is not MODULE:INBOX, such as shop.billing:inbox", param_hint="'MODULE:INBOX'"
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(f"{place}: there is no module {error.name!r} here or on the path") from error
+    if not hasattr(module, name):
+        raise ConfigError(f"{place}: module {module_name!r} has no {name!r}")
+    return getattr(module, name)

@@ -1,0 +1,140 @@
+"""`pillarbox events`: look at events, one or many, now or as they come."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from pillarbox.cli import selection
+from pillarbox.cli.options import Config, Database, Json, Set, admin_of, load
+from pillarbox.cli.output import nothing_matched, print_json, print_line, print_record, print_records, record_json
+from pillarbox.ports import Query, Record
+from pillarbox.settings import Settings
+
+app = typer.Typer(help="Look at events.", no_args_is_help=True, rich_markup_mode=None)
+POLL_SECONDS = 0.5
+
+
+@app.command("list")
+def list_(
+    ctx: typer.Context,
+    status: selection.Statuses = None,
+    topic: selection.OfTopic = None,
+    type: selection.Type = None,
+    aggregate: selection.Aggregate = None,
+    since: selection.Since = None,
+    until: selection.Until = None,
+    inbox: selection.Inbox = False,
+    consumer: selection.Consumer = None,
+    oldest_first: Annotated[
+        bool, typer.Option("--oldest-first", show_default="newest first", help="Begin with the oldest.")
+    ] = False,
+    limit: selection.Limit = 100,
+    database: Database = None,
+    config: Config = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """List events, the newest first.
+
+    Exits with 4 if there are none.
+    """
+    query = selection.select(
+        status=status,
+        topic=topic,
+        type=type,
+        aggregate=aggregate,
+        since=since,
+        until=until,
+        inbox=inbox,
+        consumer=consumer,
+        oldest_first=oldest_first,
+        limit=limit,
+    )
+    records = asyncio.run(find(load(ctx, config, set=set, database=database), query))
+    if json:
+        print_json([record_json(record) for record in records])
+    elif records:
+        print_records(records)
+    if not records:
+        raise nothing_matched("events match")
+
+
+@app.command()
+def show(
+    ctx: typer.Context,
+    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    inbox: selection.Inbox = False,
+    database: Database = None,
+    config: Config = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """Show everything about one event.
+
+    Exits with 4 if there is none of that id.
+    """
+    query = selection.select(ids=[event_id], inbox=inbox)
+    records = asyncio.run(find(load(ctx, config, set=set, database=database), query))
+    if not records:
+        raise nothing_matched(f"event has the id {event_id}")
+    for record in records:
+        if json:
+            print_json(record_json(record))
+        else:
+            print_record(record)
+
+
+@app.command()
+def tail(
+    ctx: typer.Context,
+    topic: selection.OfTopic = None,
+    type: selection.Type = None,
+    aggregate: selection.Aggregate = None,
+    last: Annotated[int, typer.Option("--last", metavar="N", min=0, help="How many older ones to begin with.")] = 10,
+    database: Database = None,
+    config: Config = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """Print events as they are added, until Ctrl-C."""
+    settings = load(ctx, config, set=set, database=database)
+    query = selection.select(topic=topic, type=type, aggregate=aggregate, limit=last)
+    try:
+        asyncio.run(_follow(settings, query, last, json))
+    except KeyboardInterrupt:
+        raise typer.Exit from None
+
+
+async def find(settings: Settings, query: Query) -> Sequence[Record]:
+    """Find events in the outbox that the settings name."""
+    async with admin_of(settings) as admin:
+        return await admin.find(query)
+
+
+async def _follow(settings: Settings, query: Query, last: int, json: bool) -> None:
+    async with admin_of(settings) as admin:
+        newest = await admin.find(replace(query, limit=max(1, last)))
+        position = newest[0].position if newest else 0
+        _print_lines(list(reversed(newest))[-last:] if last else [], json)
+        following = replace(query, newest_first=False, limit=1000)
+        while True:
+            records = await admin.find(replace(following, after=position))
+            _print_lines(records, json)
+            if records:
+                position = records[-1].position
+            else:
+                await asyncio.sleep(POLL_SECONDS)
+
+
+def _print_lines(records: Sequence[Record], json: bool) -> None:
+    for record in records:
+        if json:
+            print_json(record_json(record))
+        else:
+            of = " ".join(record.aggregate) if record.aggregate else "-"
+            print_line(
+                f"{record.created_at:%H:%M:%S} {record.event_id} {record.type} {of} {record.topic} {record.status}"
+            )

@@ -1,0 +1,88 @@
+"""`pillarbox migrate`: the tables."""
+
+import asyncio
+
+import typer
+
+from pillarbox.cli.options import Config, Database, Json, Set, load
+from pillarbox.cli.output import ExitCode, print_json, print_line, say
+from pillarbox.ports import SchemaStatus
+from pillarbox.settings import Settings
+from pillarbox.wiring import open_admin
+
+app = typer.Typer(help="Make, check and show the tables.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def up(
+    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
+) -> None:
+    """Make the tables, or bring them up to date."""
+    settings = load(ctx, config, set=set, database=database)
+
+    async def migrate() -> tuple[list[int], SchemaStatus]:
+        async with open_admin(settings) as admin:
+            return list(await admin.migrate()), await admin.schema()
+
+    applied, schema = asyncio.run(migrate())
+    if json:
+        print_json({"applied": applied, "version": schema.version})
+    elif applied:
+        print_line(f"the tables are at version {schema.version} now")
+    else:
+        print_line(f"the tables are at version {schema.version} already")
+
+
+@app.command()
+def status(
+    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
+) -> None:
+    """Show which version the tables have."""
+    schema = _schema(load(ctx, config, set=set, database=database))
+    if json:
+        print_json({"version": schema.version, "needed": schema.needed})
+    else:
+        print_line(f"the tables are at version {schema.version}; this release needs {schema.needed}")
+
+
+@app.command()
+def check(
+    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
+) -> None:
+    """Check the tables, for deployments.
+
+    Exits with 3 unless they are as this release needs them.
+    """
+    schema = _schema(load(ctx, config, set=set, database=database))
+    fine = schema.version == schema.needed
+    if json:
+        print_json({"version": schema.version, "needed": schema.needed, "fine": fine})
+    elif fine:
+        print_line(f"the tables are as they should be: version {schema.version}")
+    else:
+        say(f"the tables are at version {schema.version}; this release needs {schema.needed}: pillarbox migrate up")
+    if not fine:
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+@app.command()
+def sql(
+    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
+) -> None:
+    """Print the script that makes the tables.
+
+    For those who run migrations of their own; nothing is opened.
+    """
+    script = open_admin(load(ctx, config, set=set, database=database)).sql()
+    if json:
+        print_json({"sql": script})
+    else:
+        print(script)
+
+
+def _schema(settings: Settings) -> SchemaStatus:
+    async def look() -> SchemaStatus:
+        async with open_admin(settings) as admin:
+            return await admin.schema()
+
+    return asyncio.run(look())

@@ -1,0 +1,97 @@
+"""The flags that many commands share, and how they become settings."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pillarbox.admin.admin import Admin
+from pillarbox.settings import Settings
+from pillarbox.wiring import open_admin
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        envvar="PILLARBOX_CONFIG",
+        metavar="FILE",
+        show_default="pillarbox.toml, if it is there",
+        help="The settings file.",
+    ),
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        envvar="PILLARBOX_DATABASE",
+        metavar="URL",
+        show_default="as in the settings file",
+        help="Where the outbox is, such as sqlite:///shop.db.",
+    ),
+]
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        envvar="PILLARBOX_BROKER",
+        metavar="URL",
+        show_default="as in the settings file",
+        help="Where events go, such as sqlite:///stream.db.",
+    ),
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        allow_from_autoenv=False,
+        metavar="KEY=VALUE",
+        show_default="as in the settings file",
+        help="Any setting, such as relay.batch=500 (repeatable). [env var: PILLARBOX_RELAY_BATCH and its like]",
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", envvar="PILLARBOX_JSON", show_default="off", help="Print JSON, with stable keys."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", show_default="off", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", show_default="off", help="Only say how many.")]
+
+
+def load(
+    ctx: typer.Context,
+    config: Path | None,
+    *,
+    set: Sequence[str] | None = None,
+    database: str | None = None,
+    broker: str | None = None,
+) -> Settings:
+    """Load the settings; what stands in the environment is read by the settings, so that its origin is known."""
+    flags: dict[str, object] = dict(_split(text) for text in set or ())
+    flags |= {
+        name: value
+        for name, value in (("database", database), ("broker", broker))
+        if _typed(ctx, name) and value is not None
+    }
+    return Settings.load(config, flags=flags)
+
+
+def _typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _split(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="'--set'")
+    return key.strip(), value.strip()
+
+
+@asynccontextmanager
+async def admin_of(settings: Settings) -> AsyncIterator[Admin]:
+    """Open the outbox for a command that needs its tables."""
+    async with open_admin(settings) as admin:
+        await admin.check()
+        yield admin

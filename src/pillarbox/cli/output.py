@@ -1,0 +1,167 @@
+"""What the commands print: data to stdout, talk to stderr; tables for people, JSON for programs."""
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import IntEnum
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pillarbox.core.payload import is_json
+from pillarbox.ports import Record, Stats
+
+_WIDE = 500  # off a terminal nobody folds lines, so nothing is cut off
+
+
+class ExitCode(IntEnum):
+    """What a command's exit code means."""
+
+    FINE = 0
+    ERROR = 1
+    USAGE = 2
+    UNHEALTHY = 3
+    NOTHING_MATCHED = 4
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Give the terminal (or the pipe): no colour off a terminal or with NO_COLOR, no line cut off in a pipe."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        file=stream,
+        width=None if stream.isatty() else _WIDE,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Talk to the person, on stderr."""
+    console(stderr=True).print(text, style=style)
+
+
+def print_line(text: str, style: str | None = None) -> None:
+    """Print one line of data."""
+    console().print(text, style=style)
+
+
+def print_json(value: object) -> None:
+    """Print a JSON document on one line."""
+    print(json.dumps(value, ensure_ascii=False, default=_plain), flush=True)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table without frames, so that it can be cut and grepped."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.overflow = "fold"
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console().print(table, soft_wrap=False)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    return str(value)
+
+
+def nothing_matched(what: str) -> typer.Exit:
+    """Say that nothing matched, and give the exit that says so too."""
+    say(f"no {what}")
+    return typer.Exit(ExitCode.NOTHING_MATCHED)
+
+
+def print_records(records: Sequence[Record]) -> None:
+    """Print records as a table, one line each."""
+    print_table(
+        ("ID", "STATUS", "TYPE", "TOPIC", "AGGREGATE", "CREATED (UTC)", "TRIES", "LAST ERROR"),
+        (
+            (r.event_id, r.status, r.type, r.topic, _aggregate(r), r.created_at, r.attempts, _first_line(r.last_error))
+            for r in records
+        ),
+    )
+
+
+def print_record(record: Record) -> None:
+    """Print everything of one record, one line a field, then what it carries."""
+    document = record_json(record) | {"aggregate": _aggregate(record)}
+    payload, body, headers = document.pop("payload"), document.pop("body_base64"), document.pop("headers")
+    rows = [(name.replace("_", " "), value) for name, value in document.items() if value is not None]
+    rows += [(f"header {name}", value) for name, value in headers.items()]
+    rows.append(("payload", json.dumps(payload, ensure_ascii=False)) if body is None else ("body (base64)", body))
+    print_table(("", ""), rows)
+
+
+def _aggregate(record: Record) -> str | None:
+    return " ".join(record.aggregate) if record.aggregate else None
+
+
+def _first_line(text: str | None) -> str | None:
+    return text and text.strip().splitlines()[-1]
+
+
+def record_json(record: Record) -> dict[str, Any]:
+    """Write a record with stable keys."""
+    document = {name: getattr(record, name) for name in Record.__slots__ if name != "data"}
+    payload, body = None, None
+    if isinstance(record.data, bytes):
+        body = base64.b64encode(record.data).decode()
+    elif is_json(record.content_type):
+        payload = _parsed(record.data)
+    else:
+        payload = record.data
+    return document | {"payload": payload, "body_base64": body}
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:  # a plain INSERT may hold anything; it is shown as it stands
+        return text
+
+
+def stats_json(stats: Stats) -> dict[str, Any]:
+    """Write the figures with stable keys."""
+    return {
+        "pending": stats.pending,
+        "pending_exact": stats.pending_exact,
+        "pending_by_topic": stats.pending_by_topic,
+        "oldest_pending_at": stats.oldest_pending_at,
+        "retrying": stats.retrying,
+        "blocked": stats.blocked,
+        "delayed": stats.delayed,
+        "dead": stats.dead,
+        "inbox_dead": stats.inbox_dead,
+        "last_published_at": stats.last_published_at,
+        "pauses": [{"topic": p.topic, "since": p.since, "who": p.who, "why": p.why} for p in stats.pauses],
+        "relays": [
+            {"owner": r.owner, "seen_at": r.seen_at, "lease_until": r.lease_until, "lanes": r.lanes}
+            for r in stats.relays
+        ],
+    }
+
+
+def confirmed(what: str, *, yes: bool, dry_run: bool) -> bool:
+    """Say what is about to happen and ask; False if it was only a rehearsal. Saying no ends the command."""
+    say(what)
+    if dry_run:
+        return False
+    if not yes:
+        typer.confirm("Go on?", abort=True, err=True)
+    return True

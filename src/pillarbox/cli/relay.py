@@ -1,0 +1,58 @@
+"""`pillarbox relay`: the daemon, and one turn of it."""
+
+import asyncio
+
+import typer
+
+from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
+from pillarbox.cli.output import print_json, print_line
+from pillarbox.telemetry.logging import log_to, logger
+from pillarbox.urls import without_secrets
+from pillarbox.wiring import Relay
+
+app = typer.Typer(help="Carry events from the outbox to the broker.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def run(
+    ctx: typer.Context,
+    database: Database = None,
+    broker: Broker = None,
+    config: Config = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """Relay until stopped.
+
+    Logs to stderr, with --json as JSON lines. SIGTERM hands over, a second one stops at once.
+    """
+    settings = load(ctx, config, set=set, database=database, broker=broker)
+    relay = Relay(settings)
+    log_to(as_json=json)
+    logger.info(
+        "relays from %s to %s", without_secrets(settings.database or ""), without_secrets(settings.broker or "")
+    )
+    relay.run_forever()
+    logger.info("stopped")
+
+
+@app.command()
+def once(
+    ctx: typer.Context,
+    database: Database = None,
+    broker: Broker = None,
+    config: Config = None,
+    set: Set = None,
+    json: Json = False,
+) -> None:
+    """Relay until the outbox is empty.
+
+    For cron jobs and tests.
+    """
+    relay = Relay(load(ctx, config, set=set, database=database, broker=broker))
+    log_to(as_json=json)
+    published = asyncio.run(relay.run_once())
+    if json:
+        print_json({"published": published})
+    else:
+        print_line(f"published {published:,} event{'' if published == 1 else 's'}")

@@ -1,0 +1,218 @@
+"""The door for plain PEP 249 connections: Outbox and Inbox on the caller's own connection. sqlite3 today.
+
+The SQL follows the connection's own module. Nothing is committed here, and no second connection is opened.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar, overload
+from uuid import UUID
+
+from pillarbox.core.event import Event
+from pillarbox.core.insert import OnDuplicate, Place, Rows, Statement, insertion
+from pillarbox.core.routing import DEFAULT_TOPIC
+from pillarbox.core.sqlite_facts import LEGACY, check_transaction, error_of
+from pillarbox.errors import ConfigError, StoreUnavailable
+from pillarbox.inbox import programs
+from pillarbox.inbox.inbox import Handlers, message_key
+from pillarbox.inbox.programs import Texts
+from pillarbox.inbox.statements import sqlite_texts
+from pillarbox.inbox.steps import Call, Program, drive
+
+R = TypeVar("R")
+M = TypeVar("M")
+Handler = Callable[[sqlite3.Connection, Event[M]], None]
+
+
+class Outbox:
+    """Where an application puts events, in its own transaction.
+
+    >>> outbox = Outbox()
+    >>> with connection:                                                            # doctest: +SKIP
+    ...     connection.execute("INSERT INTO orders (id, total) VALUES (7, 42)")
+    ...     outbox.add(connection, Event("OrderPlaced", {"total": 42}, aggregate=("order", 7)))
+    """
+
+    def __init__(
+        self,
+        schema: str = "public",
+        topic: str = DEFAULT_TOPIC,
+        max_payload: int = 262_144,
+        prefix: str = "pillarbox_",
+    ) -> None:
+        self._place = Place(schema, prefix, topic, max_payload)
+
+    def add(self, connection: sqlite3.Connection, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
+        """Add events in the connection's transaction; they are published if, and only if, it commits."""
+        _check_connection(connection)
+        with _failures(connection):
+            drive(insertion(events, self._place, on_duplicate), lambda statement: _run(connection, statement))
+
+
+class Inbox:
+    """Receives events for one consumer, each once. `opener` gives a connection; every worker thread keeps one.
+
+    >>> inbox = Inbox("billing", lambda: sqlite3.connect("billing.db"))
+    >>> @inbox.handler("OrderPlaced")
+    ... def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
+    ...     connection.execute("INSERT INTO invoices (order_id) VALUES (?)", [event.payload["order_id"]])
+    """
+
+    is_async: Literal[False] = False
+    most_workers = 1
+    """SQLite has one writer at a time."""
+
+    def __init__(self, consumer: str, opener: Callable[[], sqlite3.Connection], *, prefix: str = "pillarbox_") -> None:
+        if not callable(opener):
+            raise ConfigError(
+                f"opener: {opener!r:.60} cannot be called: give a function that opens a connection,"
+                " for example lambda: sqlite3.connect('billing.db')"
+            )
+        self.consumer = consumer
+        self.handlers = Handlers(consumer, prefix, takes_async=False)
+        self.texts = Texts(consumer, sqlite_texts(prefix))
+        self._opener, self._mine = opener, threading.local()
+
+    @overload
+    def handler(self, type: str, *, payload: type[M], replays: bool = False) -> Callable[[Handler[M]], Handler[M]]: ...
+    @overload
+    def handler(
+        self, type: str, *, payload: None = None, replays: bool = False
+    ) -> Callable[[Handler[Any]], Handler[Any]]: ...
+    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
+        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
+        return lambda function: self.handlers.register(type, function, payload, replays)
+
+    def first_time(self, connection: sqlite3.Connection, message_id: str | UUID) -> bool:
+        """Note a message in the connection's transaction; False if this consumer has it already."""
+        _check_connection(connection)
+        with _failures(connection):
+            program = programs.first_time(self.texts, message_key(message_id))
+            return drive(program, lambda statement: _run(connection, statement))
+
+    def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own on this thread's connection; for the consumer."""
+        connection = self._connection()
+
+        def run(statement: Statement) -> Rows:
+            with _failures(connection):
+                return _run(connection, statement)
+
+        def call(step: Call) -> object:
+            with _outages(connection):
+                return step.handler(connection, step.event)
+
+        try:
+            with _failures(connection):
+                _begin(connection, "BEGIN" if reading else "BEGIN IMMEDIATE")
+            result = drive(program, run, call)
+            with _failures(connection):
+                connection.commit()
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        return result
+
+    def close(self) -> None:
+        """Close this thread's connection."""
+        connection: sqlite3.Connection | None = self._mine.__dict__.pop("connection", None)
+        if connection is not None:
+            connection.close()
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = self._mine.__dict__.get("connection")
+        if connection is None:
+            try:
+                connection = self._opener()
+            except sqlite3.Error as error:
+                raise error_of(error, "", "") from error
+            _check_module(connection)
+            self._mine.connection = connection
+        return connection
+
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
+        try:
+            connection.rollback()
+        except sqlite3.Error:  # it is broken: the next program opens another
+            self.close()
+
+
+def _run(connection: sqlite3.Connection, statement: Statement) -> Rows:
+    if statement.rows is not None:
+        connection.executemany(statement.sql, statement.rows)
+        return ()
+    return connection.execute(statement.sql, statement.parameters).fetchall()
+
+
+def _begin(connection: sqlite3.Connection, how: str) -> None:
+    if connection.in_transaction:  # autocommit=False begins by itself; nothing has been read or written in it yet
+        connection.rollback()
+    if not connection.in_transaction:
+        connection.execute(how)
+
+
+def _check_connection(connection: sqlite3.Connection) -> None:
+    _check_module(connection)
+    check_transaction(connection, _cure(connection))
+
+
+def _check_module(connection: object) -> None:
+    if not isinstance(connection, sqlite3.Connection):
+        kind = type(connection)
+        raise ConfigError(
+            f"a {kind.__module__}.{kind.__qualname__} is no connection that pillarbox.dbapi knows: it takes"
+            " sqlite3.Connection; for SQLAlchemy take pillarbox.sqlalchemy"
+        )
+
+
+def _cure(connection: sqlite3.Connection) -> str:
+    """Say how a transaction is begun in this connection's mode."""
+    if _mode(connection) is True:
+        return "run connection.execute('BEGIN IMMEDIATE') first, or connect with autocommit=False"
+    return "run connection.execute('BEGIN IMMEDIATE') first, or connect with isolation_level='IMMEDIATE'"
+
+
+def _begin_advice(connection: sqlite3.Connection) -> str:
+    if _mode(connection) is False:
+        return (
+            "with autocommit=False, write before you read, or connect with autocommit=True and run"
+            " connection.execute('BEGIN IMMEDIATE')"
+        )
+    return "run connection.execute('BEGIN IMMEDIATE') before the first SELECT"
+
+
+def _mode(connection: sqlite3.Connection) -> bool | int:
+    mode: bool | int = getattr(connection, "autocommit", LEGACY)
+    return mode
+
+
+@contextmanager
+def _failures(connection: sqlite3.Connection) -> Iterator[None]:
+    """Turn sqlite3's errors into ours; its ProgrammingError is the caller's own and stays."""
+    try:
+        yield
+    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
+        raise
+    except sqlite3.Error as error:
+        raise error_of(error, _file(connection), _begin_advice(connection)) from error
+
+
+@contextmanager
+def _outages(connection: sqlite3.Connection) -> Iterator[None]:
+    """Turn only those errors of a handler into ours that mean: the database is away, locked or full."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        ours = error_of(error, _file(connection), _begin_advice(connection))
+        if isinstance(ours, StoreUnavailable):
+            raise ours from error
+        raise
+
+
+def _file(connection: sqlite3.Connection) -> str:
+    try:
+        return next((str(file) for _, name, file in connection.execute("PRAGMA database_list") if name == "main"), "")
+    except sqlite3.Error:  # the connection cannot even say that
+        return ""

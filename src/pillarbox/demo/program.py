@@ -1,0 +1,143 @@
+"""`pillarbox demo`: prepares a directory, tells the story, lets the checker judge it, and shows the verdict."""
+
+import json
+import secrets
+import shlex
+import signal
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from pillarbox.demo.processes import ProcessFailed
+from pillarbox.demo.story import Kill, Story, TimeIsUp, sqlite_url
+from pillarbox.demo.view import open_view
+from pillarbox.torture.checker import Report, check, read
+
+KILLS_EACH = 2
+FEWEST_EVENTS = 50
+"""With fewer, there is not enough work to be in flight at every kill."""
+FAULTS = ("lost", "phantom", "applied_twice", "out_of_order")
+INTERRUPTED = 130
+
+
+def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
+    """Run the demo; give the exit code."""
+    console, errors = Console(), Console(stderr=True)
+    seed = secrets.randbelow(1_000_000) if seed is None else seed
+    if keep is not None and keep.exists() and any(keep.iterdir()):
+        errors.print(f"{keep} is not empty: name a directory that is, or that does not exist yet", soft_wrap=True)
+        return 2
+    try:
+        with _sigterm_interrupts(), _directory(keep) as directory:
+            if not as_json:
+                console.print(f"{events:,} events, seed {seed}, in {directory}", highlight=False, soft_wrap=True)
+            return _run_in(directory, events, seed, keep, as_json, console, errors)
+    except KeyboardInterrupt:
+        errors.print("stopped; nothing is left running")
+        return INTERRUPTED
+
+
+def _run_in(
+    directory: Path, events: int, seed: int, keep: Path | None, as_json: bool, console: Console, errors: Console
+) -> int:
+    start = time.monotonic()
+    problems: list[str] = []
+    with open_view(console, silent=as_json) as view:
+        story = Story(directory, events, seed, view)
+        try:
+            story.tell()
+        except (TimeIsUp, ProcessFailed) as error:
+            problems.append(str(error))
+    report = judge(directory, problems)
+    problems += _too_few(story.kills, events)
+    seconds = time.monotonic() - start
+    if as_json:
+        print(json.dumps({**report.counts(), "kills": len(story.kills), "seconds": round(seconds, 1)}))
+    else:
+        console.print(_table(report, story.kills, seconds))
+        if keep is not None:
+            console.print(_commands(directory), highlight=False, soft_wrap=True)
+    for sentence in [*problems, *_shortened(report.findings)]:
+        errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
+    return 1 if problems or not report.ok else 0
+
+
+def judge(directory: Path, problems: list[str]) -> Report:
+    """Let the checker judge the files; a file that is missing or damaged is a problem, not a crash."""
+    try:
+        return check(read(directory))
+    except (OSError, sqlite3.Error) as error:
+        problems.append(f"the files in {directory} cannot be judged: {error}")
+        return Report(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def _too_few(kills: Sequence[Kill], events: int) -> Iterator[str]:
+    count = Counter(kill.name for kill in kills)
+    for name in ("relay", "consumer"):
+        if count[name] < KILLS_EACH and events >= FEWEST_EVENTS:
+            yield f"the {name} was killed {count[name]} times with work in flight, not {KILLS_EACH}: this proves little"
+
+
+def _shortened(findings: Sequence[str], most: int = 20) -> Sequence[str]:
+    return findings if len(findings) <= most else [*findings[:most], f"… and {len(findings) - most:,} more"]
+
+
+def _table(report: Report, kills: Sequence[Kill], seconds: float) -> Table:
+    table = Table(title="the verdict of plain SQL over the files", show_header=False, title_justify="left")
+    table.add_column(min_width=18)
+    table.add_column(justify="right", min_width=8)
+    for name, value in report.counts().items():
+        label = "copies on the wire" if name == "copies" else name.replace("_", " ")
+        style = None if name not in FAULTS else "green" if value == 0 else "bold red"
+        table.add_row(label, f"{value:,}", style=style)
+    table.add_row("kills", str(len(kills)))
+    table.add_row("seconds", f"{seconds:.1f}")
+    return table
+
+
+def _commands(directory: Path) -> str:
+    database = f"--database {shlex.quote(sqlite_url(directory / 'shop.db'))}"
+    billing = f"--database {shlex.quote(sqlite_url(directory / 'billing.db'))}"
+    return "\n".join(
+        [
+            "",
+            "Look around:",
+            f"  pillarbox status {database}",
+            f"  pillarbox events list {database}",
+            f"  pillarbox dead list {database}",
+            f"  pillarbox dead list {billing}",
+            f"  {shlex.quote(sys.executable)} -m pillarbox.torture.checker {shlex.quote(str(directory))}",
+        ]
+    )
+
+
+@contextmanager
+def _directory(keep: Path | None) -> Iterator[Path]:
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as name:
+        yield Path(name).resolve()
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end the demo as Ctrl-C does: children stopped, files gone."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

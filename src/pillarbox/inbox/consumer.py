@@ -1,0 +1,261 @@
+"""The consumer: delivery → transaction → handler → acknowledge. The mirror of the relay's pump, around the same window.
+
+Deliveries enter the window; what is ready is handled; what failed is parked, durably; and then everything up to the
+first unsettled delivery is acknowledged. A crash at any point brings the rest again, and the inbox knows what was done.
+
+Whether a line is blocked is known here from a set that is refreshed several times a second, and decided in the
+transaction of the delivery itself: the set only saves tries, so it may be a moment old.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from pillarbox.core.message import Delivery
+from pillarbox.core.pacing import Pacing
+from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy
+from pillarbox.core.routing import Line, Topics
+from pillarbox.core.window import Settlement, Window
+from pillarbox.daemon import Daemon
+from pillarbox.errors import BrokerUnavailable, ConfigError, StoreUnavailable
+from pillarbox.inbox import programs
+from pillarbox.inbox.handling import Handling, Rules
+from pillarbox.inbox.outage import Outage
+from pillarbox.inbox.programs import Reception
+from pillarbox.inbox.received import Received, receive
+from pillarbox.inbox.workers import Receiver
+from pillarbox.ports import Clock, Subscriber
+from pillarbox.telemetry.hooks import Hooks, Moment
+
+__all__ = ["Consumer", "Receiver"]
+
+ROOM = 1000
+"""How many deliveries are held at most."""
+LOOK_EVERY = 0.25
+IDLE = 0.5
+"""How long to wait for a delivery when nothing is going on, in seconds; a stop waits no longer than that."""
+
+
+class Consumer(Daemon):
+    """Applies what a subscriber delivers, each event's effects once, in order per aggregate."""
+
+    def __init__(
+        self,
+        inbox: Receiver,
+        open_subscriber: Callable[[], Subscriber],
+        policy: RetryPolicy,
+        concurrency: int,
+        topics: Topics,
+        clock: Clock,
+        hooks: Hooks,
+        *,
+        timeout: timedelta | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__()
+        if concurrency < 1:
+            raise ConfigError(f"inbox.concurrency: {concurrency} is not a number of handlers above 0")
+        if not inbox.handlers.types:
+            raise ConfigError(
+                f"the inbox {inbox.consumer!r} has no handler, so everything would be passed over:"
+                " register one with @inbox.handler(…), and import the module that does"
+            )
+        self._inbox, self._open_subscriber = inbox, open_subscriber
+        self._rules = Rules(policy, topics, concurrency, timeout, chance)
+        self._clock, self._hooks = clock, hooks
+
+    async def run(self) -> None:
+        """Consume until `stop` is called or the task is cancelled."""
+        await self._consume(once=False, patience=IDLE)
+
+    async def run_once(self, patience: float = IDLE) -> int:
+        """Consume until nothing has come for `patience` seconds; give how many events were handled."""
+        return await self._consume(once=True, patience=patience)
+
+    async def _consume(self, *, once: bool, patience: float) -> int:
+        intake = Intake(self._inbox, self._open_subscriber(), self._rules, self._clock, self._hooks)
+        try:
+            intake.begin()
+            while not self.stopping:
+                idle = await intake.turn(patience)
+                if once and intake.away is not None:
+                    raise intake.away
+                if once and idle:
+                    break
+            await intake.drain()
+        finally:
+            await intake.close()
+        return intake.handled
+
+
+class Intake:
+    """One run of a consumer, from its subscriber to its last acknowledgement."""
+
+    def __init__(self, inbox: Receiver, subscriber: Subscriber, rules: Rules, clock: Clock, hooks: Hooks) -> None:
+        self._inbox, self._subscriber, self._rules, self._clock, self._hooks = inbox, subscriber, rules, clock, hooks
+        self._blocked: set[Line] = set()
+        self._window: Window[Received] = Window(ROOM, lambda received: received.line, prefix_safe=False, size_of=_size)
+        self._handling = Handling(inbox, rules, clock, hooks, self._blocked)
+        self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
+        self._pacing = Pacing(timedelta(milliseconds=2), timedelta(milliseconds=100))
+        self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key
+        self._look_at = 0.0
+        self._unsettled: list[Settlement[Received]] = []
+        self._unacknowledged: list[Delivery] = []
+        self._told: Counter[Reception] = Counter()
+
+    @property
+    def handled(self) -> int:
+        """How many events were handled."""
+        return self._handling.counts[Reception.HANDLED]
+
+    @property
+    def away(self) -> BrokerUnavailable | StoreUnavailable | None:
+        """What is away at the moment, if anything is."""
+        error = self._handling.store.error or self._broker.error
+        assert error is None or isinstance(error, BrokerUnavailable | StoreUnavailable)
+        return error
+
+    def begin(self) -> None:
+        """Put the workers to work."""
+        self._handling.start()
+
+    async def turn(self, patience: float) -> bool:
+        """Take in, hand over, collect, settle; True if there was nothing to do at all."""
+        await self._look()
+        arrived = await self._deliveries(0 if self._busy else min(patience, IDLE))
+        self._window.enter(arrived, self._clock.now())
+        if not self._unsettled and not self._handling.store.pause:
+            self._handling.give(self._window.ready(self._blocked))
+        if not self._busy and not self.away:
+            return not arrived
+        await self._news(quiet=not arrived)
+        await self._settle()
+        return False
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._window or self._unsettled or self._unacknowledged)
+
+    async def drain(self) -> None:
+        """Let the handlers that run finish, and acknowledge what can be acknowledged."""
+        self._handling.drain()
+        while self._window.flying:
+            await self._handling.answered.wait()
+            await self._settle()
+        await self._settle()
+
+    async def close(self) -> None:
+        """End the workers and leave the broker."""
+        try:
+            await self._handling.close()
+        finally:
+            await self._subscriber.close()
+
+    async def _look(self) -> None:
+        """Refresh what is blocked, and take what is due out of the parking lot."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at or self._handling.store.pause:
+            return
+        look = programs.look(self._inbox.texts, self._clock.now(), self._window.room, dict(self._out))
+        try:
+            lot = await self._handling.books(look, reading=True)
+        except StoreUnavailable:
+            return
+        self._look_at = now + LOOK_EVERY
+        self._blocked.clear()
+        self._blocked |= lot.blocked
+        self._blocked.update(item.line for item, verdict in self._unsettled if item.line and _blocks(verdict))
+        self._out.update((received.key, received.line) for received in lot.due)
+        self._window.enter(lot.due, self._clock.now())
+
+    async def _deliveries(self, patience: float) -> Sequence[Received]:
+        """Take further deliveries off the broker; wait only if nothing else is going on."""
+        if self._broker.pause or not self._window.room:
+            return ()
+        try:
+            deliveries = await self._subscriber.deliveries(self._window.room, patience)
+        except BrokerUnavailable as error:
+            self._broker.struck(error)
+            return ()
+        self._broker.over()
+        if deliveries:
+            self._hooks.reach(Moment.DELIVERED, count=len(deliveries))
+        return [receive(delivery, self._inbox.handlers, self._rules.topics) for delivery in deliveries]
+
+    async def _news(self, *, quiet: bool) -> None:
+        """Wait for an answer, but not so long that new deliveries wait for a slow handler."""
+        if not quiet:
+            self._pacing.busy()
+        try:
+            async with asyncio.timeout(max(self._pacing.quiet(), self._pause())):
+                await self._handling.answered.wait()
+            self._pacing.busy()
+        except TimeoutError:
+            pass
+
+    def _pause(self) -> float:
+        return 0.0 if self._window.flying else min(IDLE, max(self._handling.store.pause, self._broker.pause))
+
+    async def _settle(self) -> None:
+        """Park what failed, then acknowledge the settled prefix; what cannot be done now is done later, in order."""
+        self._unsettled += self._window.settle(self._handling.answers(), self._blocked)
+        if await self._park():
+            self._unacknowledged += [item.delivery for item, _ in self._unsettled if not item.parked]
+            self._unsettled.clear()
+        await self._acknowledge()
+
+    async def _park(self) -> bool:
+        """Keep aside what failed; False if the store is away."""
+        for received, _ in self._unsettled:
+            if received.parked and self._out.pop(received.key, None) is not None and not self._out:
+                self._look_at = 0.0  # its line may be free now
+        failed = [one for one in self._unsettled if not isinstance(one.verdict, Published)]
+        if not failed:
+            return True
+        self._blocked.update(item.line for item, verdict in failed if item.line and _blocks(verdict))
+        if self._handling.store.pause:
+            return False
+        try:
+            await self._handling.books(programs.park(self._inbox.texts, failed, self._clock.now()))
+        except StoreUnavailable:
+            return False
+        self._hooks.reach(Moment.PARKED, count=len(failed))
+        self._tell(failed)
+        return True
+
+    def _tell(self, failed: Sequence[Settlement[Received]]) -> None:
+        for received, verdict in failed:
+            facts = {"type": received.type, "event_id": received.key, "topic": received.delivery.topic}
+            if isinstance(verdict, RetryAt):
+                self._hooks.reach(Moment.EVENT_RETRYING, error=verdict.error, at=verdict.at, **facts)
+            elif isinstance(verdict, Dead):
+                self._hooks.reach(Moment.EVENT_DEAD, error=verdict.error, **facts)
+
+    async def _acknowledge(self) -> None:
+        if not self._unacknowledged or self._broker.pause:
+            return
+        try:
+            await self._subscriber.acknowledge(self._unacknowledged)
+        except BrokerUnavailable as error:
+            self._broker.struck(error)
+            return
+        self._broker.over()
+        count = len(self._unacknowledged)
+        self._unacknowledged.clear()
+        since, self._told = self._handling.counts - self._told, self._handling.counts.copy()
+        facts = {name: since[result] for name, result in _COUNTED.items()}
+        self._hooks.reach(Moment.ACKNOWLEDGED, count=count, **facts)
+
+
+_COUNTED = {"handled": Reception.HANDLED, "copies": Reception.COPY, "ignored": Reception.IGNORED}
+
+
+def _blocks(verdict: object) -> bool:
+    return not isinstance(verdict, Published) and getattr(verdict, "blocks", True)
+
+
+def _size(received: Received) -> int:
+    return len(received.delivery.message.body)

@@ -1,0 +1,228 @@
+"""Handling: a fixed number of workers turn what was received into verdicts, for the consumer to collect."""
+
+import asyncio
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple, TypeVar
+
+from pillarbox.core.retry import PUBLISHED, Dead, RetryAt, RetryPolicy, Untouched, Verdict
+from pillarbox.core.routing import Line, Topics
+from pillarbox.errors import (
+    DecodeError,
+    HandlerError,
+    HandlerFailed,
+    HandlerSignal,
+    PillarboxError,
+    Reject,
+    RetryLater,
+    StoreUnavailable,
+)
+from pillarbox.inbox import programs
+from pillarbox.inbox.inbox import Handler
+from pillarbox.inbox.outage import Outage
+from pillarbox.inbox.programs import Reception
+from pillarbox.inbox.received import Received
+from pillarbox.inbox.steps import Program
+from pillarbox.inbox.workers import BOOKS, Receiver, performers
+from pillarbox.ports import Clock
+from pillarbox.telemetry.hooks import Hooks, Moment
+
+R = TypeVar("R")
+SLOW_AFTER, SLOW_AGAIN = 30.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What handling decides by."""
+
+    policy: RetryPolicy
+    topics: Topics
+    concurrency: int
+    timeout: timedelta | None
+    chance: Callable[[], float]
+
+
+class Running(NamedTuple):
+    """What a worker is at, and when somebody should be told that it is slow."""
+
+    received: Received
+    since: float
+    tell_at: float
+
+
+class Handling:
+    """Workers that call handlers. `blocked` is the consumer's set of blocked lines; a worker may find another one."""
+
+    def __init__(self, inbox: Receiver, rules: Rules, clock: Clock, hooks: Hooks, blocked: set[Line]) -> None:
+        self._inbox, self._rules, self._clock, self._hooks, self._blocked = inbox, rules, clock, hooks, blocked
+        self._workers = min(rules.concurrency, inbox.most_workers or rules.concurrency)
+        self._performers = performers(inbox, self._workers)
+        self._queue: asyncio.Queue[tuple[int, Received]] = asyncio.Queue()
+        self._answers: list[tuple[int, Verdict]] = []
+        self._running: dict[int, Running] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told_of: set[str] = set()
+        self._fatal: BaseException | None = None
+        self.answered = asyncio.Event()
+        """Set when there is an answer to collect."""
+        self.store = Outage(hooks, Moment.STORE_AWAY, Moment.STORE_BACK)
+        self.counts: Counter[Reception] = Counter()
+        """How many deliveries became what, since the start."""
+
+    def start(self) -> None:
+        """Put the workers to work."""
+        self._tasks = [asyncio.create_task(self._work(n), name=f"worker {n}") for n in range(self._workers)]
+        self._tasks.append(asyncio.create_task(self._watch(), name="slow handlers"))
+
+    def give(self, ready: Iterable[tuple[int, Received]]) -> None:
+        """Hand over what may be handled now."""
+        for one in ready:
+            self._queue.put_nowait(one)
+
+    def answers(self) -> list[tuple[int, Verdict]]:
+        """Collect the verdicts since the last call; raise what no daemon can go on after."""
+        if self._fatal is not None:
+            raise self._fatal
+        self.answered.clear()
+        answers, self._answers = self._answers, []
+        return answers
+
+    def drain(self) -> None:
+        """Take back what no worker has begun."""
+        while not self._queue.empty():
+            ticket, _ = self._queue.get_nowait()
+            self._answer(ticket, Untouched("the consumer stops"))
+
+    async def books(self, program: Program[R], *, reading: bool = False) -> R:
+        """Perform a program beside the handlers; StoreUnavailable is noted and raised."""
+        try:
+            result = await self._performers.perform(BOOKS, program, reading=reading)
+        except StoreUnavailable as error:
+            self.store.struck(error)
+            raise
+        self.store.over()
+        return result
+
+    async def close(self) -> None:
+        """End the workers; a thread whose handler still runs ends after it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._performers.close()
+
+    async def _work(self, worker: int) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            ticket, received = await self._queue.get()
+            self._running[worker] = Running(received, loop.time(), loop.time() + SLOW_AFTER)
+            verdict = await self._verdict(worker, received)
+            del self._running[worker]
+            self._answer(ticket, verdict)
+
+    def _answer(self, ticket: int, verdict: Verdict) -> None:
+        self._answers.append((ticket, verdict))
+        self.answered.set()
+
+    async def _verdict(self, worker: int, received: Received) -> Verdict:
+        try:
+            reception = await self._receive(worker, received)
+        except StoreUnavailable as error:
+            self.store.struck(error)
+            return Untouched(str(error))
+        except (HandlerError, HandlerSignal, DecodeError) as error:
+            return self._judge(received, error)
+        except Exception as error:  # noqa: BLE001 - the consumer raises it: it cannot go on without its tables
+            self._fatal = error
+            return Untouched(str(error))
+        self.counts[reception] += 1
+        if reception is Reception.BLOCKED:
+            assert received.line is not None
+            self._blocked.add(received.line)
+            return Untouched("its line is blocked")
+        return PUBLISHED
+
+    async def _receive(self, worker: int, received: Received) -> Reception:
+        """Handle one delivery: at most two transactions, the second of them with the handler in it."""
+        if not received.handled:
+            return Reception.IGNORED
+        if received.unreadable:
+            raise received.unreadable
+        if (received.parked or received.delivery.redelivered) and not received.counted:
+            failed = await self._perform(worker, programs.suspect(self._inbox.texts, received, self._clock.now()))
+            if failed is not None:
+                received.attempts, received.counted = failed, True
+            elif received.parked:
+                return Reception.COPY
+        if received.counted and received.attempts > self._rules.policy.retries:
+            raise Reject(f"crashed the consumer: its process died {received.attempts} times while this was handled")
+        reception = await self._perform(worker, self._program(received))
+        if reception is Reception.HANDLED:
+            self._hooks.reach(Moment.COMMITTED, type=received.type, event_id=received.key)
+        return reception
+
+    def _program(self, received: Received) -> Program[Reception]:
+        return programs.receive(
+            self._inbox.texts,
+            received,
+            self._inbox.handlers,
+            self._clock.now(),
+            lambda moment: self._hooks.reach(moment, type=received.type, event_id=received.key),
+            lambda handler, value: self._tell_returned(received, handler, value),
+            self._rules.timeout.total_seconds() if self._rules.timeout else None,
+        )
+
+    async def _perform(self, worker: int, program: Program[R]) -> R:
+        result = await self._performers.perform(worker, program)
+        self.store.over()
+        return result
+
+    def _judge(self, received: Received, error: PillarboxError | HandlerSignal) -> Verdict:
+        """Say what a failure means: try again, or never again."""
+        policy, topic = self._rules.policy, received.delivery.topic
+        blocks = self._rules.topics[topic].when_dead == "block"
+        now, text = self._clock.now(), str(error) or type(error).__name__
+        received.trace = _trace(error)
+        if isinstance(error, RetryLater) and received.attempts < policy.retries:
+            return RetryAt(now + error.delay, text)
+        if isinstance(error, HandlerFailed | RetryLater):
+            return policy.failed(text, received.attempts, now, self._rules.chance(), blocks=blocks)
+        return Dead(text, blocks)
+
+    def _tell_returned(self, received: Received, handler: Handler, value: object) -> None:
+        if handler.type not in self._told_of:
+            self._told_of.add(handler.type)
+            self._hooks.reach(
+                Moment.HANDLER_RETURNED,
+                type=received.type,
+                event_id=received.key,
+                handler=handler.name,
+                value=repr(value)[:200],
+            )
+
+    async def _watch(self) -> None:
+        """Tell of handlers that take long: after half a minute, then every minute."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(1.0)
+            for worker, running in list(self._running.items()):
+                if loop.time() < running.tell_at:
+                    continue
+                self._running[worker] = running._replace(tell_at=loop.time() + SLOW_AGAIN)
+                seconds = round(loop.time() - running.since)
+                received = running.received
+                self._hooks.reach(
+                    Moment.HANDLER_SLOW,
+                    type=received.type,
+                    event_id=received.key,
+                    topic=received.delivery.topic,
+                    seconds=seconds,
+                )
+
+
+def _trace(error: BaseException) -> str | None:
+    """Keep the traceback of what the handler raised; a signal or a broken message has none worth keeping."""
+    cause = error.__cause__ if isinstance(error, HandlerFailed) else None
+    return programs.trace_of("".join(traceback.format_exception(cause))) if cause is not None else None

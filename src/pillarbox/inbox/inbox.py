@@ -1,0 +1,112 @@
+"""The inbox's pure half: its name, its handlers, and how a message is recognised. Every door's Inbox is built on it."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from pillarbox.core.insert import check_identifier
+from pillarbox.errors import ConfigError, HandlerMissing, InvalidEvent
+
+LONGEST = 255
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class Handler(NamedTuple):
+    """A user's function for one type of event."""
+
+    type: str
+    function: Callable[..., Any]
+    is_async: bool
+    model: Any = None
+    replays: bool = False
+    """A replay is handled again, although its event was handled before."""
+
+    @property
+    def name(self) -> str:
+        return getattr(_innermost(self.function), "__qualname__", repr(self.function))
+
+
+class Handlers:
+    """The handlers of one consumer, by type of event."""
+
+    def __init__(self, consumer: str, prefix: str = "pillarbox_", *, takes_async: bool) -> None:
+        self.consumer = check_consumer(consumer)
+        self.prefix = check_identifier("prefix", prefix)
+        self._takes_async = takes_async
+        self._by_type: dict[str, Handler] = {}
+
+    def register(self, type: str, function: H, model: Any, replays: bool) -> H:
+        """Take a handler for a type of event; there is one for each type."""
+        if not type:
+            raise ConfigError(f"handler: {type!r} is no type of event; name one: @inbox.handler('OrderPlaced')")
+        handler = Handler(type, function, _check_function(type, function, self._takes_async), model, replays)
+        if type in self._by_type:
+            raise ConfigError(
+                f"handler: {type!r} is handled by {self._by_type[type].name} already, in the inbox {self.consumer!r}:"
+                f" call both from one handler, or give {handler.name} an inbox with a name of its own"
+            )
+        self._by_type[type] = handler
+        return function
+
+    def __getitem__(self, type: str) -> Handler:
+        """Give the handler of a type; raise HandlerMissing if there is none."""
+        try:
+            return self._by_type[type]
+        except KeyError:
+            raise HandlerMissing(f"the inbox {self.consumer!r} has no handler for {type!r}") from None
+
+    def __contains__(self, type: object) -> bool:
+        return type in self._by_type
+
+    @property
+    def types(self) -> frozenset[str]:
+        """The types of event that are handled; all others are acknowledged and passed over."""
+        return frozenset(self._by_type)
+
+
+def check_consumer(consumer: object) -> str:
+    """Refuse a consumer's name that could not be kept or read."""
+    if not isinstance(consumer, str) or not consumer.strip():
+        raise ConfigError(f"consumer: {consumer!r} is no name; name the consumer after what it does: 'billing'")
+    if len(consumer) > LONGEST or not consumer.isprintable() or consumer != consumer.strip():
+        raise ConfigError(
+            f"consumer: {consumer[:40]!r} must be printable, without space at its ends, at most {LONGEST} characters"
+        )
+    return consumer
+
+
+def message_key(message_id: object) -> str:
+    """Write a message's id as the inbox keeps it: a UUID in its usual form, anything else as it is."""
+    if isinstance(message_id, UUID):
+        return str(message_id)
+    if not isinstance(message_id, str) or not message_id or "\0" in message_id:
+        raise InvalidEvent(f"message_id: {message_id!r:.60} is nothing to recognise a message by: give its id header")
+    try:
+        return str(UUID(message_id))
+    except ValueError:
+        return message_id
+
+
+def _check_function(type: str, function: object, takes_async: bool) -> bool:
+    """Say whether a handler is async; refuse what could never be called with success."""
+    if not callable(function):
+        raise ConfigError(f"handler of {type!r}: {function!r} cannot be called")
+    inner = _innermost(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ConfigError(f"handler of {type!r}: it has a yield, so calling it would run nothing; remove the yield")
+    is_async = inspect.iscoroutinefunction(inner)
+    if is_async and not takes_async:
+        raise ConfigError(
+            f"handler of {type!r}: it is async and this Inbox is not: take AsyncInbox, or make it a plain function"
+        )
+    return is_async
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, partial):
+        function = function.func
+    if not (inspect.isroutine(function) or inspect.isclass(function)) and hasattr(function, "__call__"):  # noqa: B004
+        return function.__call__
+    return function

@@ -1,0 +1,224 @@
+"""What receiving does in the database: small programs, one transaction each, driven by the doors.
+
+first_time    is this message new?                    for loops of one's own
+receive       the inbox row, then the handler          one commit for both
+suspect       count a try before it, durably           for events that may have killed their process
+park          keep aside what failed or waits
+look          which lines are blocked, what is due
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import Any, NamedTuple
+
+from pillarbox.core.insert import Statement, microseconds
+from pillarbox.core.message import decode
+from pillarbox.core.retry import Dead, RetryAt
+from pillarbox.core.routing import Line
+from pillarbox.core.window import Settled, Settlement
+from pillarbox.errors import HandlerFailed, HandlerSignal, StoreUnavailable
+from pillarbox.inbox.inbox import Handler, Handlers
+from pillarbox.inbox.received import Received, line_from, line_text, unpark
+from pillarbox.inbox.steps import Call, Program
+from pillarbox.telemetry.hooks import Moment
+
+HOLD = timedelta(seconds=30)
+"""How long a parked event that is being tried is left alone by others; after a crash it is tried again then."""
+PATIENCE = 5
+LONGEST_TRACE = 16_000
+
+
+class Reception(Enum):
+    """What became of a delivery."""
+
+    HANDLED = "handled"
+    COPY = "copy"
+    """It was handled, parked or dropped before."""
+    BLOCKED = "blocked"
+    """Its line has something parked: it waits behind that."""
+    IGNORED = "ignored"
+    """Nobody handles its type here."""
+
+
+class Texts(NamedTuple):
+    """One consumer's statements."""
+
+    consumer: str
+    sql: Mapping[str, str]
+
+    def __call__(self, name: str, *parameters: object) -> Statement:
+        return Statement(self.sql[name], parameters)
+
+
+def first_time(texts: Texts, key: str) -> Program[bool]:
+    """Write the inbox row; say whether it was not there before."""
+    return bool((yield texts("first_time", texts.consumer, key)))
+
+
+def receive(
+    texts: Texts,
+    received: Received,
+    handlers: Handlers,
+    now: datetime,
+    reach: Callable[[Moment], None],
+    returned: Callable[[Handler, object], None],
+    timeout: float | None = None,
+) -> Program[Reception]:
+    """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing."""
+    consumer, key = texts.consumer, received.key
+    handler = handlers[received.type]
+    event = decode(received.for_handler, lambda _: handler.model)
+    if received.parked:
+        fresh = yield texts("first_time", consumer, key)
+    else:
+        fresh = yield texts("receive", consumer, key, consumer, key, consumer, line_text(received.line))
+        if not fresh:
+            return (yield from _why_not(texts, key))
+    if fresh:
+        reach(Moment.MARKED)
+        value = yield from _call(Call(handler.function, handler.is_async, event, timeout), handler, received)
+        # A handler that rolled back has undone our row with its own work: without a look, its event would be lost.
+        if not (yield texts("still_there", consumer, key)):
+            raise HandlerFailed(
+                f"{handler.name} rolled back the transaction it was given, so its event would be lost:"
+                " let the error out, or use a savepoint"
+            )
+        if value is not None:
+            returned(handler, value)
+        reach(Moment.HANDLED)
+    if received.parked:
+        yield texts("handled", microseconds(now), consumer, key)
+    elif received.counted:
+        yield texts("clear", consumer, key)
+    return Reception.HANDLED if fresh else Reception.COPY
+
+
+def _why_not(texts: Texts, key: str) -> Program[Reception]:
+    consumer = texts.consumer
+    ((in_inbox, state),) = yield texts("why_not", consumer, key, consumer, key)
+    if in_inbox:
+        yield texts("clear", consumer, key)
+        return Reception.COPY
+    return Reception.BLOCKED if state in (None, "suspect") else Reception.COPY
+
+
+def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
+    """Let the door call the handler; whatever goes wrong in it comes out as a signal, or as one of two errors."""
+    try:
+        value = yield call
+    except (HandlerSignal, HandlerFailed):
+        raise
+    except StoreUnavailable as error:
+        # Our own row is written by now, so the database is there. Once or twice this is bad luck; a handler that
+        # waits for a lock that its own transaction holds would say so for ever.
+        received.locked_out += 1
+        if received.locked_out <= PATIENCE:
+            raise
+        raise HandlerFailed(f"{handler.name} found the database locked {received.locked_out} times: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise HandlerFailed(f"{handler.name} raised {type(error).__name__}: {error}") from error
+    _refuse_unrun(value, handler)
+    return value
+
+
+def _refuse_unrun(value: object, handler: Handler) -> None:
+    """Refuse what only promises to run."""
+    if hasattr(value, "__await__") or hasattr(value, "__anext__"):
+        advice = "make it `async def` in an AsyncInbox, or await inside it"
+    elif hasattr(value, "send") and hasattr(value, "throw"):
+        advice = "remove the yield"
+    else:
+        return
+    if hasattr(value, "close"):
+        value.close()
+    kind = type(value).__name__
+    raise HandlerFailed(f"{handler.name} returned a {kind}, of which nothing ran: {advice}")
+
+
+def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | None]:
+    """Count a try before it; give how many failed before, or None if there is nothing to try."""
+    consumer, key = texts.consumer, received.key
+    if received.parked:
+        held = microseconds(now + HOLD)
+        rows = yield texts("try_parked", held, consumer, key, microseconds(now))
+        return rows[0][0] - 1 if rows else None
+    row = _row(texts, received, now, "suspect", None, None, 1)
+    rows = yield texts("suspect", *row, consumer, key, consumer, line_text(received.line))
+    return rows[0][0] if rows else None
+
+
+def park(texts: Texts, settlements: Sequence[Settlement[Received]], now: datetime) -> Program[None]:
+    """Keep aside what failed and what waits behind it, durably, each under its key."""
+    new, again = [], []
+    for received, verdict in settlements:
+        state, blocks, due, error = _parked(verdict)
+        attempts = received.attempts + (error is not None)
+        line = line_text(received.line) if blocks else None
+        if not received.parked:
+            row = _row(texts, received, now, state, line, due, attempts, error)
+            new.append((*row, texts.consumer, received.key))
+        elif error is not None:
+            again.append((state, line, due, attempts, error, received.trace, texts.consumer, received.key))
+    if new:
+        yield Statement(texts.sql["park"], rows=new)
+    if again:
+        yield Statement(texts.sql["park_again"], rows=again)
+
+
+def _parked(verdict: Settled) -> tuple[str, bool, int | None, str | None]:
+    """Say how a verdict stands in the parking lot: state, whether it blocks, when it is due, its error."""
+    if isinstance(verdict, RetryAt):
+        return "retrying", True, microseconds(verdict.at), verdict.error
+    if isinstance(verdict, Dead):
+        return "dead", verdict.blocks, None, verdict.error
+    return "blocked", True, None, None
+
+
+def _row(
+    texts: Texts,
+    received: Received,
+    now: datetime,
+    state: str,
+    line: str | None,
+    due: int | None,
+    attempts: int,
+    error: str | None = None,
+) -> tuple[Any, ...]:
+    message = received.delivery.message
+    head = (texts.consumer, received.key, state, line, due, attempts, error, received.trace, microseconds(now))
+    headers = json.dumps(dict(message.headers), ensure_ascii=False)
+    return (*head, message.topic, message.key, headers, message.body, *received.aggregate, received.type)
+
+
+class Lot(NamedTuple):
+    """The parking lot at a glance: the lines that are blocked, and what may be tried now."""
+
+    blocked: frozenset[Line]
+    due: Sequence[Received]
+
+
+def look(texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None]) -> Program[Lot]:
+    """Look which lines are blocked and what is due, at most `room`; what is `out` already is not given again."""
+    consumer, at = texts.consumer, microseconds(now)
+    heads = yield texts("heads", consumer)
+    rows: list[Sequence[Any]] = []
+    if room:
+        rows += yield texts("due_free", consumer, at, room)
+        lines_out = {line_text(line) for line in out.values()}
+        for line, state, due_at, _ in heads:
+            if len(rows) >= room:
+                break
+            if line in lines_out:
+                continue
+            # Behind a head that failed nobody comes out before it is done; a head that only waited leads its line.
+            if state == "blocked" or (state == "retrying" and due_at <= at):
+                rows += yield texts("due_line", consumer, line, room - len(rows) if state == "blocked" else 1)
+    due = [received for received in map(unpark, rows) if received.key not in out]
+    return Lot(frozenset(line_from(line) for line, *_ in heads), due)
+
+
+def trace_of(text: str) -> str:
+    """Keep a traceback's end, which says most."""
+    return text if len(text) <= LONGEST_TRACE else "…" + text[-LONGEST_TRACE:]

@@ -1,0 +1,125 @@
+"""Received: one delivery on its way through the consumer, off the broker or out of the parking lot."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from pillarbox.core.message import Delivery, Message, identity
+from pillarbox.core.routing import Line, Topics
+from pillarbox.errors import DecodeError
+from pillarbox.inbox.inbox import Handlers, message_key
+
+
+class Received:
+    """A delivery, with what order and recognition need. `key` is its place in the inbox: the event's id."""
+
+    __slots__ = (
+        "aggregate",
+        "attempts",
+        "counted",
+        "delivery",
+        "handled",
+        "key",
+        "line",
+        "locked_out",
+        "parked",
+        "trace",
+        "type",
+        "unreadable",
+    )
+
+    available_at: datetime | None = None
+
+    def __init__(self, delivery: Delivery, *, parked: bool = False, attempts: int = 0) -> None:
+        self.delivery, self.parked, self.attempts = delivery, parked, attempts
+        self.key = self.type = ""
+        self.aggregate = ("", "")
+        self.line: Line | None = None
+        self.handled = False
+        """There is a handler for its type, or it must become a dead letter; all others are passed over."""
+        self.unreadable: DecodeError | None = None
+        """Why it can never be handled, if that is known already."""
+        self.counted = False
+        """This try was counted durably before the handler ran."""
+        self.locked_out = 0
+        """How often its handler found the database locked."""
+        self.trace: str | None = None
+        """The traceback of its last failure."""
+
+    @property
+    def for_handler(self) -> Delivery:
+        """The delivery as a handler sees it: its attempts are ours, if we know of more than the broker does."""
+        attempt = max(self.delivery.attempt, self.attempts + 1)
+        return self.delivery if attempt == self.delivery.attempt else replace(self.delivery, attempt=attempt)
+
+
+def receive(delivery: Delivery, handlers: Handlers, topics: Topics) -> Received:
+    """Look at a delivery from outside: whose it is, in which line, under which key."""
+    received = Received(delivery)
+    message = delivery.message
+    try:
+        id, received.type, *aggregate = identity(message)
+        received.aggregate = (aggregate[0], aggregate[1])
+        if not received.type:
+            raise DecodeError(f"the message on {message.topic!r} has no type, so it is not an event")
+        received.handled = received.type in handlers
+        if not received.handled:
+            return received
+        received.line = line_of(topics, message.topic, received.aggregate)
+        if not id:
+            raise DecodeError(f"the message on {message.topic!r} has no id, so a copy of it could not be recognised")
+        received.key = message_key(id)
+        if delivery.replay and handlers[received.type].replays:
+            received.key += f"/{delivery.replay}"
+    except (DecodeError, ValueError) as error:
+        received.unreadable = error if isinstance(error, DecodeError) else DecodeError(str(error))
+        received.key, received.handled = synthetic_key(message), True
+    return received
+
+
+def line_of(topics: Topics, topic: str, aggregate: tuple[str, str]) -> Line | None:
+    """Say which deliveries this one must not overtake; None if it is free."""
+    order = topics[topic].order
+    if order == "aggregate" and aggregate[1]:
+        return topic, *aggregate
+    return (topic, "", "") if order == "global" else None
+
+
+def synthetic_key(message: Message) -> str:
+    """Make an id for a message that has none: the same bytes have the same one."""
+    digest = sha256()
+    for part in (message.topic, message.key or "", json.dumps(sorted(message.headers.items()))):
+        digest.update(part.encode(errors="surrogatepass"))
+        digest.update(b"\0")
+    digest.update(message.body)
+    return digest.hexdigest()
+
+
+PARKED_COLUMNS = "event_id, line, attempts, topic, key, headers, body, aggregate_type, aggregate_id, event_type"
+
+
+def unpark(row: Sequence[Any]) -> Received:
+    """Build it again out of the parking lot's row (PARKED_COLUMNS)."""
+    key, line, attempts, topic, wire_key, headers, body, aggregate_type, aggregate_id, event_type = row
+    delivery = Delivery(Message(topic, wire_key, json.loads(headers), bytes(body)))
+    received = Received(delivery, parked=True, attempts=attempts)
+    received.key, received.type, received.aggregate = key, event_type, (aggregate_type, aggregate_id)
+    received.line = None if line is None else line_from(line)
+    received.handled = True  # it was when it was parked; if its handler is gone since, that is a failure
+    if not event_type:
+        received.unreadable = DecodeError(f"the message on {topic!r} has no type, so it is not an event")
+    return received
+
+
+def line_text(line: Line | None) -> str | None:
+    """Write a line as the tables keep it."""
+    return None if line is None else json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+
+
+def line_from(text: str) -> Line:
+    """Read a line as the tables keep it."""
+    topic, aggregate_type, aggregate_id = json.loads(text)
+    return topic, aggregate_type, aggregate_id

@@ -1,0 +1,83 @@
+"""Programs: what receiving does in the database, written once. Sans-IO, as `core/insert.py` is.
+
+A program is a generator. It yields a Statement (the door runs it and sends the rows back) or a Call (the door calls
+the handler inside the same transaction and sends back what it returned); an error of either is thrown into it. The
+door commits when the program returns, and rolls back when it raises.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, NamedTuple, TypeVar
+
+from pillarbox.core.event import Event
+from pillarbox.core.insert import Rows, Statement
+from pillarbox.errors import HandlerFailed
+
+R = TypeVar("R")
+
+
+class Call(NamedTuple):
+    """The step in which the handler runs, inside the transaction; an async one is cancelled after `timeout` seconds."""
+
+    handler: Callable[..., Any]
+    is_async: bool
+    event: Event[Any]
+    timeout: float | None = None
+
+
+Step = Statement | Call
+Program = Generator[Step, Any, R]
+
+
+def drive(
+    program: Generator[Any, Any, R],
+    run: Callable[[Statement], Rows],
+    call: Callable[[Call], object] | None = None,
+) -> R:
+    """Run a program to its end with functions that do each kind of step; give what it returns."""
+    try:
+        step = next(program)
+        while True:
+            try:
+                answer = run(step) if isinstance(step, Statement) else call(step)  # type: ignore[misc]
+            except BaseException as error:  # noqa: BLE001 - the program decides
+                step = program.throw(error)
+            else:
+                step = program.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def drive_async(
+    program: Generator[Any, Any, R],
+    run: Callable[[Statement], Awaitable[Rows]],
+    call: Callable[[Call], Awaitable[object]],
+) -> R:
+    """Do the same with functions that are awaited."""
+    try:
+        step = next(program)
+        while True:
+            try:
+                answer = await (run(step) if isinstance(step, Statement) else call(step))
+            except BaseException as error:  # noqa: BLE001 - the program decides
+                step = program.throw(error)
+            else:
+                step = program.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def call_async(call: Call, transaction: object) -> object:
+    """Await an async handler, at most until its time is over; a cancellation that nobody asked for is its failure."""
+    try:
+        async with asyncio.timeout(call.timeout) as limit:
+            return await call.handler(transaction, call.event)
+    except TimeoutError as error:
+        if limit.expired():
+            raise HandlerFailed(f"it was cancelled after {call.timeout:g} s, the handlers' timeout") from error
+        raise
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise HandlerFailed("it raised CancelledError, although nobody cancelled it") from error

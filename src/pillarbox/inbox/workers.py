@@ -1,0 +1,107 @@
+"""Workers: who performs an inbox's programs, each in a transaction of its own.
+
+Behind a sync inbox every worker has a thread, in which its transaction and the handler run together; the books (what is
+parked, what is due) have one more, so that a handler that hangs does not stop them.
+"""
+
+import asyncio
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+from pillarbox.inbox.inbox import Handlers
+from pillarbox.inbox.programs import Texts
+from pillarbox.inbox.steps import Program
+
+R = TypeVar("R")
+BOOKS = -1
+"""The worker that keeps the books."""
+
+
+class _Receiver(Protocol):
+    """What a consumer asks of a door's Inbox."""
+
+    @property
+    def consumer(self) -> str: ...
+
+    @property
+    def handlers(self) -> Handlers: ...
+
+    @property
+    def texts(self) -> Texts:
+        """The statements for the consumer's database."""
+
+    @property
+    def most_workers(self) -> int | None:
+        """How many workers are useful: one where the database has one writer; None if there is no bound."""
+
+
+@runtime_checkable
+class SyncReceiver(_Receiver, Protocol):
+    """A door's Inbox."""
+
+    is_async: Literal[False]
+
+    def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own, on this thread; commit, or roll back and raise."""
+
+    def close(self) -> None:
+        """Let go of what this thread has open."""
+
+
+@runtime_checkable
+class AsyncReceiver(_Receiver, Protocol):
+    """A door's AsyncInbox."""
+
+    is_async: Literal[True]
+
+    async def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own; commit, or roll back and raise."""
+
+
+class Threads:
+    """Performs the programs of a sync inbox: one thread per worker, one for the books."""
+
+    def __init__(self, inbox: SyncReceiver, workers: int) -> None:
+        self._inbox = inbox
+        self._threads = {
+            worker: ThreadPoolExecutor(1, f"pillarbox-{'books' if worker == BOOKS else worker}")
+            for worker in range(BOOKS, workers)
+        }
+        self._last: dict[int, Future[Any]] = {}
+
+    async def perform(self, worker: int, program: Program[R], *, reading: bool = False) -> R:
+        work = self._threads[worker].submit(self._inbox.perform, program, reading=reading)
+        self._last[worker] = work
+        return await asyncio.wrap_future(work)
+
+    async def close(self) -> None:
+        """Close each thread's connection in that thread; one whose handler still runs closes it when it is done."""
+        idle = []
+        for worker, pool in self._threads.items():
+            closing = pool.submit(self._inbox.close)
+            pool.shutdown(wait=False)
+            if worker not in self._last or not self._last[worker].running():
+                idle.append(asyncio.wrap_future(closing))
+        await asyncio.gather(*idle)
+
+
+class Tasks:
+    """Performs the programs of an async inbox, on the loop."""
+
+    def __init__(self, inbox: AsyncReceiver) -> None:
+        self._inbox = inbox
+
+    async def perform(self, worker: int, program: Program[R], *, reading: bool = False) -> R:
+        return await self._inbox.perform(program, reading=reading)
+
+    async def close(self) -> None:
+        """There is nothing to let go of: every program opened and closed what it needed."""
+
+
+Performers = Threads | Tasks
+Receiver = SyncReceiver | AsyncReceiver
+
+
+def performers(inbox: Receiver, workers: int) -> Performers:
+    """Give what performs an inbox's programs."""
+    return Tasks(inbox) if inbox.is_async else Threads(inbox, workers)

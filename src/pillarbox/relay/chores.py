@@ -1,0 +1,81 @@
+"""Chores: what a relay does beside pumping: keep its lease, keep its fair share of the lanes, prune."""
+
+import asyncio
+from datetime import timedelta
+
+from pillarbox.errors import LaneLost, StoreUnavailable
+from pillarbox.ports import Holding, Retention, Store
+from pillarbox.relay.pump import Pump
+from pillarbox.telemetry.hooks import Hooks, Moment
+
+PRUNE_FIRST = timedelta(seconds=5)
+PRUNE_EVERY = timedelta(minutes=1)
+PRUNE_BATCHES = 20
+
+
+class Lease:
+    """How long our lanes are certainly ours, by our own monotonic clock, counted from before each request."""
+
+    def __init__(self, lasts: timedelta) -> None:
+        self.lasts = lasts.total_seconds()
+        self._until = 0.0
+
+    def starts(self, asked_at: float) -> None:
+        """The store has granted it; `asked_at` is the loop's time before we asked."""
+        self._until = asked_at + self.lasts
+
+    def check(self) -> None:
+        """Raise LaneLost if it has run out."""
+        if asyncio.get_running_loop().time() >= self._until:
+            raise LaneLost("the lease ran out before it could be renewed; another relay may hold the lanes now")
+
+
+class Chores:
+    """Runs beside the pump as long as lanes are held."""
+
+    def __init__(self, store: Store, pump: Pump, lease: Lease, retention: Retention, hooks: Hooks) -> None:
+        self._store, self._pump, self._lease, self._retention, self._hooks = store, pump, lease, retention, hooks
+
+    async def run(self) -> None:
+        """Do the chores until cancelled. Raises LaneLost if another relay has taken a lane."""
+        now = asyncio.get_running_loop().time
+        renew_at, prune_at = now() + self._lease.lasts / 3, now() + PRUNE_FIRST.total_seconds()
+        told = self._pump.away
+        while True:
+            await asyncio.sleep(min(1.0, self._lease.lasts / 10))
+            try:
+                if now() >= renew_at or (self._pump.away is None) != (told is None):
+                    told = self._pump.away
+                    holding = await self._renew()
+                    renew_at = now() + self._lease.lasts / 3
+                    await self._balance(holding)
+                if now() >= prune_at:
+                    prune_at = now() + PRUNE_EVERY.total_seconds()
+                    await self._prune()
+            except StoreUnavailable as error:  # the lease runs on, and out
+                self._hooks.reach(Moment.STORE_AWAY, error=str(error))
+
+    async def _renew(self) -> Holding:
+        asked_at = asyncio.get_running_loop().time()
+        holding = await self._store.renew(self._pump.away)
+        self._lease.starts(asked_at)
+        self._hooks.reach(Moment.LEASE_RENEWED, lanes=len(holding.lanes))
+        return holding
+
+    async def _balance(self, holding: Holding) -> None:
+        """Move towards the fair share: take what is free, or drain and give back what is too much."""
+        if len(holding.lanes) < holding.share:
+            await self._store.take()
+        elif surplus := sorted(holding.lanes)[holding.share :]:
+            try:
+                if await self._pump.holds_still(self._lease.lasts / 2):
+                    await self._store.release(surplus)
+            finally:
+                self._pump.go_on()
+
+    async def _prune(self) -> None:
+        for _ in range(PRUNE_BATCHES):
+            pruned = await self._store.prune(self._retention)
+            self._hooks.reach(Moment.PRUNED, count=pruned)
+            if not pruned:
+                return

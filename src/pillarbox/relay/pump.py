@@ -1,0 +1,217 @@
+"""The pump: entries from the source through the window to the publisher, verdicts back to the source.
+
+Reading and answers go on in the background, one task each for any number of events; a turn waits until one of them
+has something. Nothing is settled before its answer, and nothing is sent once the lease has run out.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pillarbox.core.entry import Entry
+from pillarbox.core.message import Message, encode
+from pillarbox.core.pacing import Pacing
+from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, Verdict
+from pillarbox.core.routing import Topics
+from pillarbox.core.window import Settlement, Window
+from pillarbox.errors import BrokerUnavailable, EncodeError, PublishError, PublishRejected, StoreUnavailable
+from pillarbox.ports import Away, Clock, Outcome, Publisher, Source
+from pillarbox.relay.reading import ReadAhead
+from pillarbox.telemetry.hooks import Hooks, Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the pump decides by: sizes, the order of topics, the retry policy, how long to wait for whom."""
+
+    batch: int
+    topics: Topics
+    policy: RetryPolicy
+    idle: Callable[[], Pacing]
+    patience: Callable[[], Pacing]
+    chance: Callable[[], float]
+
+
+class Pump:
+    """Carries entries for the lanes that are held, until drained. `fence` raises LaneLost when the lease is over."""
+
+    def __init__(
+        self, source: Source, publisher: Publisher, rules: Rules, clock: Clock, hooks: Hooks, fence: Callable[[], None]
+    ) -> None:
+        self._source, self._publisher, self._rules = source, publisher, rules
+        self._clock, self._hooks, self._fence = clock, hooks, fence
+        # Two batches: the next one is read while this one is published.
+        self._window: Window[Entry] = Window(
+            2 * rules.batch, rules.topics.line_of, prefix_safe=publisher.prefix_safe, size_of=_size
+        )
+        self._reading = ReadAhead(source, rules.batch, rules.idle(), hooks)
+        self._answering: asyncio.Task[Sequence[Outcome]] | None = None
+        self._unsendable: list[Outcome] = []
+        self._patience = rules.patience()
+        self._resume_at = 0.0
+        self._draining = False
+        self.away: Away | None = None
+        self.published = self.failed = 0
+
+    async def run(self, *, once: bool = False) -> None:
+        """Carry entries until drained; with `once`, until the source is empty."""
+        window, source = self._window, self._source
+        while True:
+            window.enter(self._reading.take(), self._clock.now())
+            if self._finished(once):
+                return
+            self._reading.go_on(lambda: window.room)
+            self._send()
+            await self._news()
+            await self._settle(window.settle(self._judge(self._answers()), source.blocked))
+            if once and self.away:
+                raise BrokerUnavailable(f"the broker is away: {self.away.error}; nothing is lost, run again later")
+
+    def ring(self) -> None:
+        """Look at once whether there is something new."""
+        self._reading.ring()
+
+    def drain(self) -> None:
+        """Read nothing more; `run` returns once what was read is settled, or cannot be settled now."""
+        self._draining = self._reading.held = True
+        self.ring()
+
+    async def holds_still(self, seconds: float) -> bool:
+        """Read nothing until `go_on`; tell whether everything that was read is settled within `seconds`."""
+        self._reading.held = True
+        self.ring()
+        deadline = asyncio.get_running_loop().time() + seconds
+        while self._window or self._reading.task is not None:
+            if asyncio.get_running_loop().time() >= deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    def go_on(self) -> None:
+        """Read again after holding still."""
+        self._reading.held = self._draining
+
+    def forget(self) -> None:
+        """Drop everything in memory; the next `run` starts from what the source has stored."""
+        self._window.forget()
+        self._reading.forget()
+        self._unsendable.clear()
+
+    async def close(self) -> None:
+        """End the background tasks."""
+        tasks = [task for task in (self._reading.task, self._answering) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _finished(self, once: bool) -> bool:
+        if self._reading.task is not None:
+            return False
+        if self._draining:
+            return not self._window or (self.away is not None and not self._window.flying)
+        return once and self._reading.empty and not self._window
+
+    def _send(self) -> None:
+        """Hand over what may go now."""
+        if asyncio.get_running_loop().time() < self._resume_at:
+            return
+        if ready := self._window.ready(self._source.blocked):
+            self._fence()
+            self._hooks.reach(Moment.BEFORE_SEND, count=len(ready))
+            self._publisher.send(self._messages(ready))
+            self._hooks.reach(Moment.SENT, count=len(ready))
+
+    def _messages(self, ready: Sequence[tuple[int, Entry]]) -> list[Message]:
+        messages, topics = [], self._rules.topics
+        for ticket, entry in ready:
+            try:
+                messages.append(encode(entry, ticket, topics[entry.topic].format))
+            except EncodeError as error:
+                self._unsendable.append(Outcome(ticket, PublishRejected(str(error))))
+        return messages
+
+    async def _news(self) -> None:
+        """Wait until something was read or answered, or a pause is over."""
+        if self._unsendable:
+            return
+        if self._window.flying and self._answering is None:
+            self._answering = asyncio.create_task(self._answer(), name="answers")
+        pause = self._resume_at - asyncio.get_running_loop().time()
+        waiting = [task for task in (self._reading.task, self._answering) if task is not None]
+        if waiting:
+            await asyncio.wait(waiting, timeout=pause if pause > 0 else None, return_when=asyncio.FIRST_COMPLETED)
+        else:  # held still, or full while the broker is away
+            await asyncio.sleep(min(pause, 0.1) if pause > 0 else 0.01)
+
+    async def _answer(self) -> Sequence[Outcome]:
+        return await self._publisher.outcomes()
+
+    def _answers(self) -> list[Outcome]:
+        outcomes, self._unsendable = self._unsendable, []
+        if self._answering is not None and self._answering.done():
+            outcomes += self._answering.result()
+            self._answering = None
+        return outcomes
+
+    def _judge(self, outcomes: list[Outcome]) -> list[tuple[int, Verdict]]:
+        """Turn answers into verdicts, and notice when the broker goes and when it is back."""
+        if not outcomes:
+            return []
+        self._hooks.reach(Moment.ANSWERED, count=len(outcomes))
+        verdicts: list[tuple[int, Verdict]] = [
+            (ticket, PUBLISHED if error is None else self._failure(ticket, error)) for ticket, error in outcomes
+        ]
+        away = next((verdict.error for _, verdict in verdicts if verdict.__class__ is Untouched), None)
+        if away is not None:
+            self._note_away(away)
+        elif self.away:
+            self._hooks.reach(Moment.BROKER_BACK, away=self._clock.now() - self.away.since)
+            self._patience.busy()
+            self.away, self._resume_at = None, 0.0
+        return verdicts
+
+    def _failure(self, ticket: int, error: PublishError) -> Verdict:
+        entry = self._window.item(ticket)
+        if entry is None:  # forgotten meanwhile; the window passes over it too
+            return PUBLISHED
+        blocks = self._rules.topics[entry.topic].when_dead == "block"
+        return self._rules.policy.judge(error, entry.attempts, self._clock.now(), self._rules.chance(), blocks=blocks)
+
+    def _note_away(self, error: str) -> None:
+        if self.away is None:
+            self._hooks.reach(Moment.BROKER_AWAY, error=error)
+        self.away = Away(self.away.since if self.away else self._clock.now(), error)
+        self._resume_at = asyncio.get_running_loop().time() + self._patience.quiet()
+
+    async def _settle(self, settlements: list[Settlement[Entry]]) -> None:
+        """Record what is settled; while the store is away nothing is sent, and nothing is forgotten."""
+        if not settlements:
+            return
+        patience = self._rules.patience()
+        while True:
+            try:
+                await self._source.settle(settlements)
+                break
+            except StoreUnavailable as error:
+                self._hooks.reach(Moment.STORE_AWAY, error=str(error), unsettled=len(settlements))
+                await asyncio.sleep(patience.quiet())
+                self._fence()
+        self._hooks.reach(Moment.SETTLED, count=len(settlements))
+        self._count(settlements)
+
+    def _count(self, settlements: list[Settlement[Entry]]) -> None:
+        published = sum(verdict.__class__ is Published for _, verdict in settlements)
+        self.published += published
+        if published == len(settlements):
+            return
+        for entry, verdict in settlements:
+            if isinstance(verdict, RetryAt):
+                self.failed += 1
+                self._hooks.reach(Moment.EVENT_RETRYING, entry=entry, error=verdict.error, at=verdict.at)
+            elif isinstance(verdict, Dead):
+                self.failed += 1
+                self._hooks.reach(Moment.EVENT_DEAD, entry=entry, error=verdict.error)
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.data)

@@ -1,0 +1,174 @@
+"""The relay: takes lanes, pumps while it holds them, hands over when it is stopped, starts again when it loses them."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple
+
+from pillarbox.core.pacing import Pacing
+from pillarbox.core.retry import RetryPolicy
+from pillarbox.core.routing import Topics
+from pillarbox.daemon import Daemon
+from pillarbox.errors import ConfigError, LaneLost, StoreUnavailable
+from pillarbox.ports import Clock, Publisher, Retention, Store
+from pillarbox.relay.chores import Chores, Lease
+from pillarbox.relay.pump import Pump, Rules
+from pillarbox.settings import Settings
+from pillarbox.telemetry.hooks import Hooks, Moment
+
+TAKE_EVERY = 0.1
+"""How often a relay without lanes looks for free ones, in seconds: a dead holder is replaced at once."""
+
+
+class Parts(NamedTuple):
+    """What a relay stands between."""
+
+    store: Store
+    publisher: Publisher
+
+
+class Relay(Daemon):
+    """Carries every committed event from an outbox to a broker, in order per aggregate."""
+
+    def __init__(
+        self,
+        open_parts: Callable[[], Parts],
+        settings: Settings,
+        clock: Clock,
+        hooks: Hooks,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__()
+        self._open_parts, self._settings, self._clock, self._hooks = open_parts, settings, clock, hooks
+        self._chance = chance
+        self._pump: Pump | None = None
+        if settings.relay.publish_timeout >= settings.relay.lease:
+            raise ConfigError(
+                f"relay.publish_timeout ({settings.relay.publish_timeout}) must be below relay.lease"
+                f" ({settings.relay.lease}): a relay must know what became of a message before it may lose its lanes"
+            )
+
+    async def run(self) -> None:
+        """Carry events until `stop` is called or the task is cancelled."""
+        await self._work(once=False)
+
+    async def run_once(self) -> int:
+        """Carry events until the outbox is empty; give how many were published. For cron jobs and tests."""
+        return await self._work(once=True)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._pump is not None:
+            self._pump.drain()
+
+    def ring(self) -> None:
+        """Look at once whether there is something new: call it after a commit in the same process."""
+        if self._pump is not None:
+            self._pump.ring()
+
+    async def _work(self, *, once: bool) -> int:
+        store, publisher = self._open_parts()
+        lease = Lease(self._settings.relay.lease)
+        pump = self._pump = Pump(store, publisher, self._rules(), self._clock, self._hooks, lease.check)
+        try:
+            await store.open()
+            await store.check()
+            await self._hold_and_pump(store, pump, lease, once)
+        finally:
+            self._pump = None
+            await pump.close()
+            await publisher.close()
+            await store.close()
+        return pump.published
+
+    async def _hold_and_pump(self, store: Store, pump: Pump, lease: Lease, once: bool) -> None:
+        """Take lanes and pump until drained; after a loss of lanes forget everything and begin again."""
+        while not self.stopping:
+            try:
+                if not await self._take(store, lease, once):
+                    return
+                await self._carry(store, pump, lease, once)
+                await self._let_go(store)
+                return
+            except LaneLost as lost:
+                self._hooks.reach(Moment.LANES_LOST, error=str(lost))
+                pump.forget()
+                await self._let_go(store)
+            except asyncio.CancelledError:
+                await store.release()
+                raise
+
+    async def _take(self, store: Store, lease: Lease, once: bool) -> bool:
+        """Wait until we hold lanes; False if we are stopped before."""
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + lease.lasts + 1
+        while not self.stopping:
+            asked_at = loop.time()
+            try:
+                if lanes := (await store.take()).lanes:
+                    lease.starts(asked_at)
+                    self._hooks.reach(Moment.LANES_TAKEN, lanes=len(lanes))
+                    return True
+                if once and loop.time() > patience:
+                    raise StoreUnavailable("another relay is at work on this outbox, so there is nothing to do here")
+            except StoreUnavailable as error:
+                if once:
+                    raise
+                self._hooks.reach(Moment.STORE_AWAY, error=str(error))
+            await self._sleep(TAKE_EVERY)
+        return False
+
+    async def _let_go(self, store: Store) -> None:
+        """Release the lanes, and make the store forget what it gave out: taking them starts from what is stored."""
+        while True:
+            try:
+                await store.release()
+                self._hooks.reach(Moment.LANES_RELEASED)
+                return
+            except StoreUnavailable as error:
+                self._hooks.reach(Moment.STORE_AWAY, error=str(error))
+                if self.stopping:
+                    return  # the lease runs out by itself
+                await asyncio.sleep(TAKE_EVERY)
+
+    async def _carry(self, store: Store, pump: Pump, lease: Lease, once: bool) -> None:
+        """Pump and do the chores side by side, until the pump is done or one of them fails."""
+        settings = self._settings
+        retention = Retention(settings.retention.published, settings.retention.archive, settings.retention.inbox)
+        pumping = asyncio.create_task(pump.run(once=once), name="pump")
+        chores = asyncio.create_task(Chores(store, pump, lease, retention, self._hooks).run(), name="chores")
+        stopped = asyncio.create_task(self._drained_in_time(pump), name="stop")
+        tasks = (pumping, chores, stopped)
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+                raise result
+
+    async def _drained_in_time(self, pump: Pump) -> None:
+        """Return when we were asked to stop and the pump had time enough to drain."""
+        await self._stop.wait()
+        pump.drain()
+        await asyncio.sleep(self._settings.relay.publish_timeout.total_seconds())
+
+    async def _sleep(self, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(self._stop.wait(), seconds)
+        except TimeoutError:
+            pass
+
+    def _rules(self) -> Rules:
+        relay = self._settings.relay
+        return Rules(
+            batch=relay.batch,
+            topics=Topics(self._settings.topics),
+            policy=RetryPolicy(relay.retries, relay.backoff_first, relay.backoff_longest),
+            idle=lambda: Pacing(relay.idle_first, relay.idle_longest),
+            patience=lambda: Pacing(timedelta(milliseconds=100), timedelta(seconds=5)),
+            chance=self._chance,
+        )

@@ -1,0 +1,86 @@
+"""Where settings come from: a TOML file, the environment, flags. Each gives plain values with their path and origin."""
+
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NamedTuple
+
+from pillarbox.errors import ConfigError
+
+DEFAULT_FILE = "pillarbox.toml"
+PREFIX = "PILLARBOX_"
+NOT_SETTINGS = frozenset(("PILLARBOX_CONFIG", "PILLARBOX_DEBUG"))
+
+
+class Given(NamedTuple):
+    """A value that somebody gave: for which setting, and where."""
+
+    path: tuple[str, ...]
+    value: object
+    origin: str
+
+    @property
+    def key(self) -> str:
+        return ".".join(self.path)
+
+
+def find_file(path: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Find the settings file: the one that is named, else pillarbox.toml in the current directory if it is there."""
+    named = path or environment.get("PILLARBOX_CONFIG")
+    if named:
+        return Path(named)
+    default = Path(DEFAULT_FILE)
+    return default if default.is_file() else None
+
+
+def from_file(path: Path) -> Iterator[Given]:
+    """Read a TOML file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}; `pillarbox init` writes one") from error
+    except ValueError as error:  # malformed TOML names line and column; so does text that is not UTF-8, by its byte
+        raise ConfigError(f"{path}: {error}") from error
+    yield from _walk((), tables, str(path))
+
+
+def _walk(path: tuple[str, ...], value: object, origin: str) -> Iterator[Given]:
+    if isinstance(value, dict) and len(path) < 3:
+        for name, below in value.items():
+            yield from _walk((*path, name), below, origin)
+    else:
+        yield Given(path, value, origin)
+
+
+def from_environment(
+    environment: Mapping[str, str], known: Collection[str], open_tables: Collection[str]
+) -> Iterator[Given]:
+    """Read PILLARBOX_RELAY_BATCH and its like. A variable that looks like a misspelt one is refused; others are not
+    ours (Kubernetes adds PILLARBOX_SERVICE_HOST and more for a service of that name)."""
+    names = {PREFIX + key.replace(".", "_").upper(): key for key in known}
+    for name, value in sorted(environment.items()):
+        table, _, rest = name.removeprefix(PREFIX).lower().partition("_")
+        if name in names:
+            yield Given(tuple(names[name].split(".")), value, name)
+        elif not name.startswith(PREFIX) or name in NOT_SETTINGS:
+            continue
+        elif table in open_tables and rest:
+            yield Given((table, rest), value, name)
+        elif near := get_close_matches(name, names, 1, 0.85):
+            raise ConfigError(f"{name} in the environment is no setting: did you mean {near[0]}?")
+
+
+def from_flags(flags: Mapping[str, object]) -> Iterator[Given]:
+    """Take flags: keys are `database`, `relay.batch`, `topic.order-events.order`; None means not given."""
+    for key, value in flags.items():
+        if value is not None:
+            yield Given(_path_of(key), value, f"--{key}" if key in ("database", "broker") else f"--set {key}")
+
+
+def _path_of(key: str) -> tuple[str, ...]:
+    table, _, rest = key.partition(".")
+    if table == "topic" and "." in rest:
+        topic, _, name = rest.rpartition(".")
+        return table, topic.strip('"'), name
+    return tuple(key.split("."))

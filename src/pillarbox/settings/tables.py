@@ -1,0 +1,112 @@
+"""The tables of the settings: frozen values with their defaults, checked as they are made."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from pillarbox.core.insert import check_identifier
+from pillarbox.durations import write_duration
+from pillarbox.errors import ConfigError
+
+ZERO = timedelta(0)
+
+
+def _at_least(key: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{key}: {value} is below {least}")
+
+
+def _above_zero(key: str, value: timedelta) -> None:
+    if value <= ZERO:
+        raise ConfigError(f"{key}: must be longer than zero")
+
+
+def _not_below(key: str, value: timedelta, other_key: str, other: timedelta) -> None:
+    if value < other:
+        raise ConfigError(f"{key}: {write_duration(value)} is below {other_key}, which is {write_duration(other)}")
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """Where the tables are."""
+
+    schema: str = "public"
+    prefix: str = "pillarbox_"
+
+    def __post_init__(self) -> None:
+        check_identifier("outbox.schema", self.schema)
+        check_identifier("outbox.prefix", self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """How the relay reads, publishes and tries again."""
+
+    batch: int = 1000
+    idle_first: timedelta = timedelta(milliseconds=5)
+    idle_longest: timedelta = timedelta(seconds=1)
+    lease: timedelta = timedelta(seconds=15)
+    publish_timeout: timedelta = timedelta(seconds=10)
+    retries: int = 5
+    backoff_first: timedelta = timedelta(seconds=1)
+    backoff_longest: timedelta = timedelta(seconds=16)
+
+    def __post_init__(self) -> None:
+        _at_least("relay.batch", self.batch, 1)
+        _at_least("relay.retries", self.retries, 0)
+        for name in ("idle_first", "lease", "publish_timeout", "backoff_first"):
+            _above_zero(f"relay.{name}", getattr(self, name))
+        _not_below("relay.idle_longest", self.idle_longest, "relay.idle_first", self.idle_first)
+        _not_below("relay.backoff_longest", self.backoff_longest, "relay.backoff_first", self.backoff_first)
+        if self.publish_timeout >= self.lease:
+            raise ConfigError(
+                f"relay.publish_timeout: {write_duration(self.publish_timeout)} must be below relay.lease, "
+                f"which is {write_duration(self.lease)}: shorten the one or lengthen the other"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSettings:
+    """How long settled things are kept: None is for ever, zero deletes at once."""
+
+    published: timedelta | None = timedelta(days=7)
+    archive: timedelta | None = ZERO
+    inbox: timedelta | None = timedelta(days=30)
+
+    def __post_init__(self) -> None:
+        if self.inbox is not None and self.inbox <= ZERO:
+            raise ConfigError('retention.inbox: "none" would forget what was handled, so copies would be handled again')
+
+
+@dataclass(frozen=True, slots=True)
+class InboxSettings:
+    """How a consumer handles events."""
+
+    concurrency: int = 8
+    mode: Literal["handle", "store"] = "handle"
+
+    def __post_init__(self) -> None:
+        _at_least("inbox.concurrency", self.concurrency, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """What counts as unhealthy, and where health is served."""
+
+    listen: str = "127.0.0.1:9464"
+    oldest_pending: timedelta = timedelta(minutes=5)
+    canary: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        _above_zero("health.oldest_pending", self.oldest_pending)
+
+
+TABLES: Mapping[str, type] = {
+    "outbox": OutboxSettings,
+    "relay": RelaySettings,
+    "retention": RetentionSettings,
+    "inbox": InboxSettings,
+    "health": HealthSettings,
+}
+OPTION_TABLES = frozenset(("kafka", "rabbitmq", "redis", "nats", "webhooks"))

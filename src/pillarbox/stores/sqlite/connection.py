@@ -1,0 +1,184 @@
+"""One thread that owns one connection. Every operation of the store is one call into it, so they never overlap.
+
+A second connection stays on the event loop's thread and only ever asks `PRAGMA data_version` (5 µs): the doorbell.
+"""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+from urllib.parse import quote
+
+from pillarbox.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
+from pillarbox.stores.sqlite.file_system import check_local
+
+PATIENCE = 5.0
+"""Seconds that a statement waits for another writer."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Connection:
+    """A database file, opened when it is first needed and there; made only by `create`."""
+
+    def __init__(self, path: str) -> None:
+        if path in ("", ":memory:"):
+            raise ConfigError("database: a store needs a file that several processes can open: sqlite:///shop.db")
+        self.path = path
+        self._thread: ThreadPoolExecutor | None = None
+        self._connection: sqlite3.Connection | None = None
+        self._bell: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Connect, unless there is no file yet. Refuses what cannot work, with advice."""
+        check_place(self.path)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pillarbox sqlite")
+        if os.path.exists(self.path):
+            await self.run(_touch)
+
+    async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], R], *args: P.args, **named: P.kwargs) -> R:
+        """Do one piece of work in the thread, on its connection."""
+        return await self._in_thread(self._work, work, *args, **named)
+
+    async def create(self) -> None:
+        """Make the file, if it is not there."""
+        await self._in_thread(self._connected, True)
+
+    async def close(self) -> None:
+        """Disconnect; what goes on in the thread is finished first."""
+        if self._bell is not None:
+            self._bell.close()
+            self._bell = None
+        if self._thread is not None:
+            await self._in_thread(self._disconnect)
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    def bell(self) -> int | None:
+        """Give a number that changes when anybody has committed; None while there is no file. On the loop's thread."""
+        with mapped(self.path):
+            if self._bell is None:
+                if not os.path.exists(self.path):
+                    return None
+                self._bell = _connect(self.path, create=False, patience=0.05)
+                self._bell.execute("PRAGMA query_only = 1")
+            version: int = self._bell.execute("PRAGMA data_version").fetchone()[0]
+            return version
+
+    async def _in_thread(self, work: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+        if self._thread is None:
+            raise StoreError(f"the store on {self.path} is not open")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **named))
+
+    def _work(
+        self, work: Callable[Concatenate[sqlite3.Connection, P], R], *args: P.args, **named: P.kwargs
+    ) -> R:
+        with mapped(self.path):
+            return work(self._connected(), *args, **named)
+
+    def _connected(self, create: bool = False) -> sqlite3.Connection:
+        if self._connection is None:
+            if not create and not os.path.exists(self.path):
+                raise SchemaMismatch(f"there is no database {self.path} yet: {cure(self.path)}")
+            with mapped(self.path):
+                self._connection = _connect(self.path, create=create, patience=PATIENCE)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def check_place(path: str) -> None:
+    """Refuse a path where SQLite's locks or files cannot work."""
+    directory = Path(path).resolve().parent
+    if not directory.is_dir():
+        raise ConfigError(f"database: {path}: the directory {directory} does not exist")
+    if os.path.isdir(path):
+        raise ConfigError(f"database: {path} is a directory, not a file")
+    check_local(path)
+    # SQLite needs to make -wal and -shm beside the file, and would open a file that it may not write read-only.
+    for needed in (str(directory), path):
+        if os.path.exists(needed) and not os.access(needed, os.W_OK):
+            raise ConfigError(f"database: {path}: {needed} is read-only for this user; give it the right to write")
+
+
+def _connect(path: str, *, create: bool, patience: float) -> sqlite3.Connection:
+    mode = "rwc" if create else "rw"
+    connection = sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}", uri=True, timeout=patience, isolation_level=None, cached_statements=256
+    )
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _touch(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA schema_version").fetchone()
+
+
+@contextmanager
+def reading(connection: sqlite3.Connection) -> Iterator[None]:
+    """See one state of the database in all statements within."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")  # nothing was written
+
+
+@contextmanager
+def writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """Be the one writer, and commit; an error within undoes everything."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: "another process has been writing for long; look for a transaction that was left open",
+    sqlite3.SQLITE_LOCKED: "another process has been writing for long; look for a transaction that was left open",
+    sqlite3.SQLITE_FULL: "the disk is full: make room; nothing is lost, it goes on by itself",
+    sqlite3.SQLITE_IOERR: "the disk or the file system fails: look at the system's log; nothing is recorded meanwhile",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened: does it exist, and may this user read and write it?",
+    sqlite3.SQLITE_READONLY: "it is read-only: give this user the right to write the file and its directory",
+}
+
+
+@contextmanager
+def mapped(path: str) -> Iterator[None]:
+    """Turn SQLite's errors into ours, with advice."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_NOTADB:
+            raise StoreError(f"{path} is not an SQLite database; look at the path in the setting database") from error
+        if code == sqlite3.SQLITE_CORRUPT:
+            raise StoreError(f"the database {path} is damaged: {error}; restore it from a backup") from error
+        if code in _ADVICE:
+            raise StoreUnavailable(f"the database {path} is not available: {error}; {_ADVICE[code]}") from error
+        if str(error).startswith(("no such table", "no such column", "table ")):
+            raise SchemaMismatch(f"{path}: {error}: {cure(path)}") from error
+        raise StoreError(f"the database {path} refused: {error}") from error
+
+
+def cure(path: str) -> str:
+    """Name the command that makes the tables."""
+    return f"run `pillarbox migrate up --database sqlite:///{path}`"

@@ -1,0 +1,200 @@
+"""The parking lot: entries that failed, wait behind one that failed, or are delayed.
+
+    retrying   the head of its line (or without a line): comes out when it is due, alone
+    blocked    behind a head; once the head is gone it comes out, with its followers, in order
+    dead       the head of its line: comes out never; or without a line: holds nobody back
+    delayed    without a line: comes out when it is due
+
+The head of a line is its oldest row in one of the first three states. A line with such a row is blocked for the log.
+"""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from pillarbox.core.entry import Entry
+from pillarbox.core.insert import microseconds
+from pillarbox.core.retry import Dead, Published, RetryAt
+from pillarbox.core.routing import Line, Topics
+from pillarbox.core.window import Blocked, Delayed, Settlement
+from pillarbox.stores.sqlite.rows import AS_ENTRY, STORED, parked_entry
+
+ROOM = 10_000
+"""So many may stand in lines before the log is read no further: somebody has to look."""
+
+IN_LINE = "line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead')"
+FREE = "line IS NULL AND state IN ('retrying', 'delayed')"
+
+
+class _Head(NamedTuple):
+    line: str
+    id: int
+    state: str
+    due_at: int | None
+    length: int
+
+
+class _Row(NamedTuple):
+    """A row that may come out now, and what we must know to settle it."""
+
+    id: int
+    line: str | None
+    state: str
+    entry: Entry
+
+
+class ParkingLot:
+    """Which parked entries may come out, which were given out, which lines are blocked."""
+
+    def __init__(self, prefix: str, topics: Topics) -> None:
+        self._p, self._topics = prefix, topics
+        self.blocked: frozenset[Line] = frozenset()
+        self.forget()
+
+    def forget(self) -> None:
+        """Give out everything anew."""
+        self._given: dict[int, tuple[int, str | None]] = {}  # position → its row and line
+        self._lines_out: Counter[str] = Counter()
+        self._heads: Sequence[_Head] = ()
+        self.blocked = frozenset()
+
+    @property
+    def full(self) -> bool:
+        return sum(head.length for head in self._heads) >= ROOM
+
+    def look(self, db: sqlite3.Connection) -> None:
+        """See which lines are blocked, and by what."""
+        rows = db.execute(
+            f"SELECT line, min(id), state, due_at, count(*) FROM {self._p}parked INDEXED BY {self._p}parked_line"
+            f" WHERE {IN_LINE} GROUP BY line"
+        ).fetchall()
+        self._heads = [_Head._make(row) for row in rows]
+        self.blocked = frozenset(_read_line(head.line) for head in self._heads)
+
+    def due(self, db: sqlite3.Connection, now: int, room: int, paused: Collection[str]) -> list[_Row]:
+        """Find the rows that may come out now."""
+        rows: list[_Row] = []
+        heads = [head for head in self._heads if self._comes_out(head, now, paused)]
+        if retried := [head.id for head in heads if head.state == "retrying"][:room]:
+            rows += self._rows(db, "id IN (SELECT value FROM json_each(?)) ORDER BY id", json.dumps(retried))
+        for head in heads:
+            if head.state == "blocked" and len(rows) < room:
+                rows += self._freed(db, head.line, room - len(rows))
+        return rows + self._free(db, now, room - len(rows), paused)
+
+    def _comes_out(self, head: _Head, now: int, paused: Collection[str]) -> bool:
+        if head.line in self._lines_out or (paused and _read_line(head.line)[0] in paused):
+            return False
+        return head.state == "blocked" or (head.state == "retrying" and (head.due_at or 0) <= now)
+
+    def _freed(self, db: sqlite3.Connection, line: str, room: int) -> Iterable[_Row]:
+        """The head is gone: its followers come out, up to the next one that failed itself."""
+        for row in self._rows(db, f"line = ? AND {IN_LINE} ORDER BY id LIMIT ?", line, room):
+            if row.state != "blocked":
+                return
+            yield row
+
+    def _free(self, db: sqlite3.Connection, now: int, room: int, paused: Collection[str]) -> list[_Row]:
+        # At most half of the room: a replay of a million must not hold up what is new.
+        share = room - room // 2
+        rows = self._rows(
+            db,
+            f"{FREE} AND due_at <= ? AND topic NOT IN (SELECT value FROM json_each(?)) ORDER BY due_at, id LIMIT ?",
+            now,
+            json.dumps(list(paused)),
+            share + len(self._given) if share else 0,
+        )
+        given, chosen = set(self._given), []
+        for row in rows:  # two copies of one event go one after the other: an entry is known by its position
+            if row.entry.position not in given and len(chosen) < share:
+                given.add(row.entry.position)
+                chosen.append(row)
+        return chosen
+
+    def _rows(self, db: sqlite3.Connection, where: str, *parameters: Any) -> list[_Row]:
+        found = db.execute(
+            f"SELECT id, line, state, attempts, position, {AS_ENTRY} FROM {self._p}parked WHERE {where}", parameters
+        )
+        return [
+            _Row(id, line, state, parked_entry(tuple(row), attempts, ordered=line is not None))
+            for id, line, state, attempts, *row in found
+        ]
+
+    def give(self, rows: Iterable[_Row]) -> None:
+        """Note what was given out."""
+        for row in rows:
+            self._given[row.entry.position] = row.id, row.line
+            if row.line is not None:
+                self._lines_out[row.line] += 1
+
+    def park(self, db: sqlite3.Connection, settlements: Iterable[Settlement[Entry]], now: int) -> None:
+        """Copy entries of the log that were not published into the parking lot."""
+        db.executemany(
+            f"INSERT INTO {self._p}parked (state, line, due_at, attempts, last_error, parked_at, position, {STORED})"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (*self._standing(entry, verdict), now, *_stored(entry))
+                for entry, verdict in settlements
+                if verdict.__class__ is not Published
+            ],
+        )
+
+    def _standing(self, entry: Entry, verdict: object) -> tuple[str, str | None, int | None, int, str | None]:
+        """Give state, line, due_at, attempts and last_error of an entry that was not published."""
+        line = self._topics.line_of(entry)
+        text = None if line is None else json.dumps(line)
+        if isinstance(verdict, RetryAt):
+            return "retrying", text, microseconds(verdict.at), entry.attempts + 1, verdict.error
+        if isinstance(verdict, Dead):
+            return "dead", text if verdict.blocks else None, None, entry.attempts + 1, verdict.error
+        if isinstance(verdict, Blocked):
+            return "blocked", text, None, entry.attempts, None
+        assert isinstance(verdict, Delayed)
+        return "delayed", None, microseconds(verdict.until), entry.attempts, None
+
+    def settle(self, db: sqlite3.Connection, settlements: Iterable[Settlement[Entry]], now: int) -> None:
+        """Record what has become of parked entries; those that are settled already are passed over."""
+        for entry, verdict in settlements:
+            id, line = self._given.get(entry.position, (None, None))
+            if id is None:
+                continue
+            if isinstance(verdict, Published):
+                sql = "UPDATE {p}parked SET state = 'published', settled_at = ?, due_at = NULL WHERE id = ?"
+                db.execute(sql.format(p=self._p), (now, id))
+                continue
+            state, _, due_at, attempts, error = self._standing(entry, verdict)
+            if isinstance(verdict, Dead) and not verdict.blocks:
+                line = None
+            db.execute(
+                f"UPDATE {self._p}parked SET state = ?, line = ?, due_at = ?, attempts = ?,"
+                " last_error = coalesce(?, last_error)"
+                " WHERE id = ? AND state IN ('retrying', 'blocked', 'dead', 'delayed')",  # not if dropped meanwhile
+                (state, line, due_at, attempts, error, id),
+            )
+
+    def settled(self, settlements: Iterable[Settlement[Entry]]) -> None:
+        """Note, after the commit, that these are not out any more."""
+        for entry, _ in settlements:
+            _, line = self._given.pop(entry.position, (None, None))
+            if line is not None:
+                self._lines_out[line] -= 1
+                if not self._lines_out[line]:
+                    del self._lines_out[line]
+
+
+def _stored(entry: Entry) -> tuple[Any, ...]:
+    """Give position and the columns STORED of an entry."""
+    data = entry.data
+    text, body = (None, data) if isinstance(data, bytes) else (data, None)
+    available = None if entry.available_at is None else microseconds(entry.available_at)
+    occurred = None if entry.occurred_at is None else microseconds(entry.occurred_at)
+    return (*entry[:6], text, body, *entry[7:11], available, occurred, microseconds(entry.created_at))
+
+
+@lru_cache(maxsize=2 * ROOM)
+def _read_line(text: str) -> Line:
+    topic, kind, id = json.loads(text)
+    return topic, kind, id

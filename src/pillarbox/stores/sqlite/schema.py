@@ -1,0 +1,88 @@
+"""The tables: numbered files, each applied in one transaction; the version that is there stands in the meta table."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+
+from pillarbox.errors import SchemaMismatch
+from pillarbox.ports import SchemaStatus
+from pillarbox.stores.sqlite.connection import cure, writing
+
+_FILES = sorted(
+    (file for file in files("pillarbox.stores.sqlite").joinpath("schema").iterdir() if file.name.endswith(".sql")),
+    key=lambda file: file.name,
+)
+NEEDED = len(_FILES)
+
+
+class Tables:
+    """All tables with one prefix, in one database."""
+
+    def __init__(self, path: str, prefix: str) -> None:
+        self._path, self._prefix = path, prefix
+
+    def version(self, db: sqlite3.Connection) -> int:
+        """Look which version is there; 0 if there are no tables."""
+        there = db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (f"{self._prefix}meta",)).fetchone()
+        if there is None:
+            return 0
+        row = db.execute(f"SELECT value FROM {self._prefix}meta WHERE name = 'schema'").fetchone()
+        return 0 if row is None else int(row[0])
+
+    def status(self, db: sqlite3.Connection) -> SchemaStatus:
+        """Look which version is there and which is needed."""
+        return SchemaStatus(self.version(db), NEEDED)
+
+    def check(self, db: sqlite3.Connection) -> None:
+        """Raise SchemaMismatch unless the tables are as needed."""
+        version = self.version(db)
+        self._refuse_future(version)
+        if version == 0:
+            raise SchemaMismatch(f"there are no Pillarbox tables in {self._path}: {cure(self._path)}")
+        if version < NEEDED:
+            raise SchemaMismatch(
+                f"the tables in {self._path} have version {version}, needed is {NEEDED}: {cure(self._path)}"
+            )
+
+    def up(self, db: sqlite3.Connection) -> Sequence[int]:
+        """Apply what is missing; two processes that do it at once apply each version once."""
+        applied = []
+        for version in range(1, NEEDED + 1):
+            with writing(db):
+                there = self.version(db)
+                self._refuse_future(there)
+                if there >= version:
+                    continue
+                for statement in self._statements(version):
+                    db.execute(statement)
+                applied.append(version)
+        return applied
+
+    def sql(self) -> str:
+        """Give the script for an empty database."""
+        steps = ("".join(self._statements(version)) for version in range(1, NEEDED + 1))
+        return "".join(f"BEGIN IMMEDIATE;\n{step}COMMIT;\n" for step in steps)
+
+    def _refuse_future(self, version: int) -> None:
+        if version > NEEDED:
+            raise SchemaMismatch(
+                f"the tables in {self._path} have version {version}, from the future: this release knows {NEEDED};"
+                " upgrade pillarbox: pip install --upgrade pillarbox"
+            )
+
+    def _statements(self, version: int) -> Iterator[str]:
+        yield from _split(_FILES[version - 1].read_text().replace("{prefix}", self._prefix))
+        yield (
+            f"INSERT INTO {self._prefix}meta (name, value) VALUES ('schema', '{version}')"
+            " ON CONFLICT DO UPDATE SET value = excluded.value;\n"
+        )
+
+
+def _split(script: str) -> Iterator[str]:
+    """Cut a script into statements, each with the comments before it; SQLite itself says where one ends."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,169 @@
+"""The SQLite store: joins lanes, log, records, retention and tables on one connection, in one thread."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Collection, Sequence
+from datetime import timedelta
+from typing import Concatenate, ParamSpec, TypeVar
+
+from pillarbox.core.entry import Entry
+from pillarbox.core.insert import check_identifier
+from pillarbox.core.routing import Line, Topics
+from pillarbox.core.window import Settlement
+from pillarbox.errors import LaneLost, SchemaMismatch
+from pillarbox.ports import Away, Clock, Holding, Query, Record, Retention, SchemaStatus, Stats
+from pillarbox.stores.sqlite.connection import Connection
+from pillarbox.stores.sqlite.lanes import LaneGroup
+from pillarbox.stores.sqlite.log import Log
+from pillarbox.stores.sqlite.mending import Mending
+from pillarbox.stores.sqlite.records import Finder
+from pillarbox.stores.sqlite.retention import Pruner
+from pillarbox.stores.sqlite.schema import NEEDED, Tables
+from pillarbox.stores.sqlite.stats import Overview
+from pillarbox.telemetry.hooks import Hooks
+
+FIRST_LOOK, LONGEST_LOOK = 0.0015, 0.02
+"""Seconds between two looks at the doorbell, while waiting."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class SqliteStore:
+    """An outbox in an SQLite file, for the relay and the admin service."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        owner: str,
+        prefix: str = "pillarbox_",
+        lease: timedelta,
+        topics: Topics,
+        clock: Clock,
+        hooks: Hooks,
+    ) -> None:
+        check_identifier("prefix", prefix)
+        self._connection = Connection(path)
+        self._tables = Tables(path, prefix)
+        self._lanes = LaneGroup(path, owner, prefix, lease, clock)
+        self._log = Log(owner, prefix, topics, self._lanes, clock, hooks)
+        self._finder = Finder(prefix)
+        self._overview = Overview(prefix, self._finder)
+        self._mending = Mending(prefix, self._finder, clock)
+        self._pruner = Pruner(prefix, clock)
+        self._one_reader = asyncio.Lock()
+        self._heard: int | None = None
+
+    async def open(self) -> None:
+        await self._connection.open()
+
+    async def close(self) -> None:
+        await self._connection.close()
+        self._lanes.forget()
+        self._log.forget()
+
+    async def check(self) -> None:
+        await self._connection.run(self._tables.check)
+
+    async def status(self) -> SchemaStatus:
+        try:
+            return await self._connection.run(self._tables.status)
+        except SchemaMismatch:  # no file, so no tables
+            return SchemaStatus(0, NEEDED)
+
+    async def up(self) -> Sequence[int]:
+        await self._connection.create()
+        return await self._connection.run(self._tables.up)
+
+    def sql(self) -> str:
+        return self._tables.sql()
+
+    @property
+    def blocked(self) -> frozenset[Line]:
+        return self._log.blocked
+
+    async def entries(self, room: int) -> Sequence[Entry]:
+        async with self._one_reader:
+            self._heard = self._connection.bell()  # before reading: what is committed meanwhile ends the next wait
+            entries = await self._held(self._log.entries, room)
+            self._log.claimed()  # a caller that was cancelled does not come here: the next one gets them
+            return entries
+
+    async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
+        if settlements:
+            await self._held(self._log.settle, settlements)
+
+    async def wait(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        deadline, look = loop.time() + seconds, FIRST_LOOK
+        if self._heard is None:
+            self._heard = self._connection.bell()
+        while self._connection.bell() == self._heard and (left := deadline - loop.time()) > 0:
+            await asyncio.sleep(min(look, left))
+            look = min(look * 1.5, LONGEST_LOOK)
+
+    async def take(self) -> Holding:
+        return await self._held(self._take)
+
+    def _take(self, db: sqlite3.Connection) -> Holding:
+        with self._lanes.taking(db) as taken:
+            if taken:
+                self._log.load(db)
+        return self._lanes.holding
+
+    async def renew(self, away: Away | None) -> Holding:
+        await self._held(self._lanes.renew, away)
+        return self._lanes.holding
+
+    async def release(self, lanes: Collection[int] | None = None) -> None:
+        if lanes is None or lanes:  # one group: some is all
+            await self._held(self._release)
+
+    def _release(self, db: sqlite3.Connection) -> None:
+        self._lanes.release(db)
+        self._log.forget()
+
+    async def _held(
+        self, work: Callable[Concatenate[sqlite3.Connection, P], R], *args: P.args, **named: P.kwargs
+    ) -> R:
+        return await self._connection.run(self._or_forget, work, *args, **named)
+
+    def _or_forget(
+        self,
+        db: sqlite3.Connection,
+        work: Callable[Concatenate[sqlite3.Connection, P], R],
+        *args: P.args,
+        **named: P.kwargs,
+    ) -> R:
+        """Do what needs the lanes; if they are lost, forget everything at once, in the thread that knows it first."""
+        try:
+            return work(db, *args, **named)
+        except LaneLost:
+            self._lanes.forget()
+            self._log.forget()
+            raise
+
+    async def stats(self) -> Stats:
+        return await self._connection.run(self._overview.stats)
+
+    async def find(self, query: Query) -> Sequence[Record]:
+        return await self._connection.run(self._finder.find, query)
+
+    async def retry(self, query: Query) -> int:
+        return await self._connection.run(self._mending.retry, query)
+
+    async def drop(self, query: Query) -> int:
+        return await self._connection.run(self._mending.drop, query)
+
+    async def replay(self, query: Query) -> int:
+        return await self._connection.run(self._mending.replay, query)
+
+    async def pause(self, topic: str, who: str, why: str) -> None:
+        await self._connection.run(self._mending.pause, topic, who, why)
+
+    async def resume(self, topic: str) -> bool:
+        return await self._connection.run(self._mending.resume, topic)
+
+    async def prune(self, retention: Retention) -> int:
+        return await self._connection.run(self._pruner.prune, retention)

@@ -1,0 +1,131 @@
+"""Logging: the noteworthy moments as log lines on the logger `pillarbox`, for people or as JSON, one object a line."""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import TextIO
+
+from pillarbox.core.entry import Entry
+from pillarbox.telemetry.hooks import Facts, Moment
+
+logger = logging.getLogger("pillarbox")
+
+
+def _event(facts: Facts) -> str:
+    entry = facts.get("entry")
+    if isinstance(entry, Entry):
+        of = f" for {entry.aggregate_type} {entry.aggregate_id}" if entry.aggregate_id else ""
+        return f"{entry.event_type} {entry.event_id}{of} in {entry.topic}"
+    where = f" in {facts['topic']}" if "topic" in facts else ""
+    return f"{facts.get('type', 'event')} {facts.get('event_id', '')}".rstrip() + where
+
+
+def _due(facts: Facts) -> str:
+    at = facts.get("at")
+    return f" at {at:%H:%M:%S} UTC" if isinstance(at, datetime) else ""
+
+
+def _seconds(value: object) -> str:
+    return f"{value.total_seconds():.1f} s" if isinstance(value, timedelta) else f"{value} s"
+
+
+Sentence = Callable[[Facts], str]
+_SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
+    Moment.LANES_TAKEN: (logging.INFO, lambda f: f"holds {f.get('lanes')} lanes and relays"),
+    Moment.LANES_RELEASED: (logging.INFO, lambda f: "gave its lanes back"),
+    Moment.LANES_LOST: (logging.WARNING, lambda f: f"lost its lanes and starts over: {f.get('error')}"),
+    Moment.BROKER_AWAY: (logging.WARNING, lambda f: f"the broker is away; nothing is lost: {f.get('error')}"),
+    Moment.BROKER_BACK: (logging.INFO, lambda f: f"the broker is back after {_seconds(f.get('away', 0))}"),
+    Moment.STORE_AWAY: (logging.WARNING, lambda f: f"the database is away: {f.get('error')}"),
+    Moment.STORE_BACK: (logging.INFO, lambda f: "the database is back"),
+    Moment.EVENT_RETRYING: (
+        logging.WARNING,
+        lambda f: f"{_event(f)} failed and is tried again{_due(f)}: {f.get('error')}",
+    ),
+    Moment.EVENT_DEAD: (logging.ERROR, lambda f: f"{_event(f)} is dead: {f.get('error')}"),
+    Moment.HANDLER_SLOW: (
+        logging.WARNING,
+        lambda f: f"the handler has been at {_event(f)} for {f.get('seconds')} s",
+    ),
+    Moment.HANDLER_RETURNED: (
+        logging.WARNING,
+        lambda f: (
+            f"{f.get('handler')} returned {f.get('value')}, which nobody uses; raise Reject or RetryLater to refuse"
+        ),
+    ),
+}
+
+
+class LogMoments:
+    """A listener that logs what is noteworthy; a database that stays away is mentioned once."""
+
+    def __init__(self, to: logging.Logger = logger) -> None:
+        self._logger, self._store_away = to, False
+
+    def __call__(self, moment: Moment, facts: Facts) -> None:
+        if moment not in _SENTENCES or self._said(moment):
+            return
+        level, sentence = _SENTENCES[moment]
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, sentence(facts), extra={"moment": moment.value, "facts": facts})
+
+    def _said(self, moment: Moment) -> bool:
+        was_away = self._store_away
+        if moment is Moment.STORE_AWAY:
+            self._store_away = True
+            return was_away
+        if moment in (Moment.STORE_BACK, Moment.LANES_TAKEN):
+            self._store_away = False
+        return False
+
+
+class PlainLines(logging.Formatter):
+    """`12:00:05 WARNING the broker is away; nothing is lost: …`"""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+        self.converter = time.gmtime
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: at, level, moment, text, and the moment's facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "moment": getattr(record, "moment", None),
+            "text": record.getMessage(),
+        }
+        facts = {name: _plain(value) for name, value in getattr(record, "facts", {}).items()}
+        if record.exc_info:
+            facts["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line | {"facts": facts}, ensure_ascii=False)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Entry):
+        return {
+            "event_id": value.event_id,
+            "type": value.event_type,
+            "topic": value.topic,
+            "aggregate": [value.aggregate_type, value.aggregate_id] if value.aggregate_id else None,
+            "attempts": value.attempts,
+        }
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def log_to(stream: TextIO = sys.stderr, *, as_json: bool = False, level: int = logging.INFO) -> None:
+    """Send the log lines to a stream; what a process of our own does, and an application decides for itself."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if as_json else PlainLines())
+    logger.handlers = [handler]
+    logger.setLevel(level)
+    logger.propagate = False

@@ -1,0 +1,202 @@
+"""The memory store whole: what `memory.py` reads and settles, plus what an operator sees and does."""
+
+import getpass
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+
+from pillarbox.ports import Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
+from pillarbox.testing.memory import MemorySource, Parked, Row
+
+COUNTED = 10_000
+BATCH = 5_000
+
+
+class MemoryStore(MemorySource):
+    """A Store on a MemoryDatabase.
+
+    >>> from pillarbox.testing.memory import MemoryDatabase
+    >>> store = MemoryStore(MemoryDatabase(), "relay-1")
+    """
+
+    async def open(self) -> None:
+        """There is nothing to connect to."""
+
+    async def check(self) -> None:
+        """The tables are always right."""
+
+    async def close(self) -> None:
+        """There is nothing to disconnect."""
+
+    async def status(self) -> SchemaStatus:
+        return SchemaStatus(1, 1)
+
+    async def up(self) -> Sequence[int]:
+        return []
+
+    def sql(self) -> str:
+        return ""
+
+    async def stats(self) -> Stats:
+        pending = [row for row in self.database.rows if self._status(row)[0] == "pending"]
+        counted = pending[:COUNTED]
+        by_topic: dict[str, int] = {}
+        for row in counted:
+            by_topic[row.entry.topic] = by_topic.get(row.entry.topic, 0) + 1
+        heads = [row for row in self.database.parked if row.state in ("retrying", "dead")]
+        return Stats(
+            pending=len(counted),
+            pending_exact=len(pending) <= COUNTED,
+            oldest_pending_at=min((row.entry.created_at for row in pending), default=None),
+            retrying=self._count("retrying"),
+            blocked=self._count("blocked"),
+            delayed=self._count("delayed"),
+            dead=self._count("dead"),
+            last_published_at=max((tick.at for tick in self.database.ticks if tick.covered), default=None),
+            heads=[self._record(row) for row in self._rows(heads)][:20],
+            pauses=sorted(self.database.pauses.values(), key=lambda pause: pause.topic),
+            relays=list(self._relays()),
+            pending_by_topic=by_topic,
+        )
+
+    def _count(self, state: str) -> int:
+        return sum(row.state == state for row in self.database.parked)
+
+    def _relays(self) -> Iterator[RelaySeen]:
+        for owner, member in self.database.members.items():
+            lanes = sum(lane.owner == owner for lane in self.database.lanes)
+            yield RelaySeen(owner, member.seen_at, member.lease_until, lanes, member.away)
+
+    async def find(self, query: Query) -> Sequence[Record]:
+        if query.side == "inbox":
+            return []
+        rows = self.database.rows + self.database.archive
+        records = [record for record in map(self._record, rows) if _matches(query, record)]
+        records.sort(key=lambda record: record.position, reverse=query.newest_first)
+        return records[: query.limit]
+
+    async def retry(self, query: Query) -> int:
+        rows = self._parked_by(query, ("dead", "retrying", "delayed"))
+        for row in rows:
+            if row.line is None and row.state == "dead":
+                row.line = None  # it was skipped: its followers have gone, it goes alone
+            row.state, row.due_at, row.attempts = "retrying", self.database.clock.now(), 0
+        return self._audit("retry", len(rows))
+
+    async def drop(self, query: Query) -> int:
+        rows = self._parked_by(query, ("dead", "retrying", "blocked", "delayed") if query.ids else ("dead",))
+        for row in rows:
+            row.state, row.settled_at = "dropped", self.database.clock.now()
+        return self._audit("drop", len(rows))
+
+    async def replay(self, query: Query) -> int:
+        records = await self.find(query)
+        wanted = {record.position for record in records if record.status == "published"}
+        now = self.database.clock.now()
+        for row in sorted(self.database.rows + self.database.archive, key=lambda row: row.entry.position):
+            if row.entry.position in wanted:
+                number = len(self.database.parked) + 1
+                self.database.parked.append(Parked(number, row.entry, row.lane, "delayed", None, now, 0, None))
+        return self._audit("replay", len(wanted))
+
+    async def prune(self, retention: Retention) -> int:
+        if retention.published is None:
+            return 0
+        before = self.database.clock.now() - retention.published
+        old = [row for row in self.database.rows if self._settled_before(row, before)][:BATCH]
+        gone = {row.entry.position for row in old}
+        self.database.rows = [row for row in self.database.rows if row.entry.position not in gone]
+        self.database.parked = [row for row in self.database.parked if row.entry.position not in gone]
+        if retention.archive is None or retention.archive > timedelta(0):
+            self.database.archive += old
+            return len(old)
+        return len(old)
+
+    def _settled_before(self, row: Row, before: datetime) -> bool:
+        status, at = self._status(row)
+        return status in ("published", "dropped") and at is not None and at <= before
+
+    async def pause(self, topic: str, who: str, why: str) -> None:
+        self.database.pauses[topic] = Pause(topic, self.database.clock.now(), who, why)
+        self._audit(f"pause {topic}", 1)
+
+    async def resume(self, topic: str) -> bool:
+        paused = self.database.pauses.pop(topic, None) is not None
+        self._audit(f"resume {topic}", int(paused))
+        return paused
+
+    def _audit(self, what: str, count: int) -> int:
+        self.database.audit.append((self.database.clock.now(), getpass.getuser(), what, count))
+        return count
+
+    def _parked_by(self, query: Query, states: Sequence[str]) -> list[Parked]:
+        return [
+            parked
+            for parked in self.database.parked
+            if parked.state in states and any(_matches(query, self._record(row)) for row in self._rows([parked]))
+        ][: query.limit]
+
+    def _rows(self, parked: Sequence[Parked]) -> Iterator[Row]:
+        wanted = {row.entry.position for row in parked}
+        return (row for row in self.database.rows if row.entry.position in wanted)
+
+    def _parked_row(self, row: Row) -> Parked | None:
+        """Give the newest parked row of an event that is not a replay waiting to go."""
+        found = None
+        for parked in self.database.parked:
+            if parked.entry.position == row.entry.position and not self._is_replay(parked):
+                found = parked
+        return found
+
+    def _is_replay(self, parked: Parked) -> bool:
+        return parked.state in ("delayed", "published") and parked.line is None and parked.entry.available_at is None
+
+    def _status(self, row: Row) -> tuple[Status, datetime | None]:
+        """Say how an event is, and since when if it is settled."""
+        key = (row.lane, row.entry.topic)
+        position = self.database.positions.get(key) or self.database.positions[row.lane, None]
+        if not position.covers(row):
+            return "pending", None
+        parked = self._parked_row(row)
+        if parked is not None:
+            return parked.state, parked.settled_at  # type: ignore[return-value]
+        return "published", next((t.at for t in self.database.ticks if row.entry.position in t.covered), None)
+
+    def _record(self, row: Row) -> Record:
+        entry, parked = row.entry, self._parked_row(row)
+        status, at = self._status(row)
+        head = next((p for p in self.database.parked if parked and p.line == parked.line and p.active), None)
+        return Record(
+            position=entry.position,
+            event_id=entry.event_id,
+            status=status,
+            type=entry.event_type,
+            topic=entry.topic,
+            aggregate=(entry.aggregate_type, entry.aggregate_id) if entry.aggregate_id else None,
+            created_at=entry.created_at,
+            published_at=at if status == "published" else None,
+            attempts=parked.attempts if parked else 0,
+            last_error=parked.last_error if parked else None,
+            next_try_at=parked.due_at if parked and status in ("retrying", "delayed") else None,
+            blocked_by=head.entry.event_id if head and status == "blocked" else None,
+            number=entry.number,
+            idempotency_key=entry.idempotency_key,
+            occurred_at=entry.occurred_at,
+            available_at=entry.available_at,
+            content_type=entry.content_type or "application/json",
+            headers=json.loads(entry.headers or "{}"),
+            data=entry.data,
+        )
+
+
+def _matches(query: Query, record: Record) -> bool:
+    return (
+        (not query.ids or record.event_id in query.ids)
+        and (not query.status or record.status in query.status)
+        and query.type in (None, record.type)
+        and query.topic in (None, record.topic)
+        and query.aggregate in (None, record.aggregate)
+        and (query.since is None or record.created_at >= query.since)
+        and (query.until is None or record.created_at < query.until)
+        and (query.after is None or record.position > query.after)
+    )

@@ -1,0 +1,261 @@
+"""The code in README.md and docs/ runs: every page's blocks, in their order, in a directory of their own.
+
+What a page may say in an HTML comment right before a block, or in its place:
+
+    <!-- not run: why -->         the block is shown only; such blocks are counted at the end of the test run
+    <!-- file: shop/billing.py -->  the block is the contents of that file
+    <!-- in the background -->    the commands of the block run until the page ends, and must then stop well on SIGTERM
+    <!-- exit 3 -->               the last command of the block ends with this code instead of 0
+    <!-- run:                     Python that readers need not see, such as an engine or a class
+    ...
+    -->
+
+Output that a `console` block shows is compared, line by line; `…` stands for anything.
+"""
+
+import ast
+import asyncio
+import inspect
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PATIENCE = 60
+_PIECE = re.compile(
+    r"^<!-- *(?P<comment>.*?) *-->[ \t]*$|^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+class Block(NamedTuple):
+    """A piece of a page that runs: its language, its text, where it stands, and what the comment before it says."""
+
+    language: str
+    text: str
+    line: int
+    mark: str = ""
+
+
+def blocks_of(page: str) -> Iterator[Block]:
+    """Take a page apart."""
+    mark, mark_ends = "", 0
+    for piece in _PIECE.finditer(page):
+        line = page.count("\n", 0, piece.start()) + 1
+        if (comment := piece["comment"]) is not None:
+            if comment.startswith("run:"):
+                yield Block("python", dedent(comment.removeprefix("run:")), line)
+            else:
+                mark, mark_ends = comment, piece.end()
+            continue
+        stands_before = page[mark_ends : piece.start()].isspace() and mark
+        yield Block(piece["language"], dedent(piece["text"]), line, mark if stands_before else "")
+
+
+class Runner:
+    """Runs a page's blocks in a directory; its Python blocks share their names."""
+
+    def __init__(self, page: str, directory: Path) -> None:
+        self._page, self._directory = page, directory
+        self._names: dict[str, Any] = {"__name__": "__page__"}
+        self._background: list[subprocess.Popen[str]] = []
+        self.not_run: list[str] = []
+
+    def __enter__(self) -> Self:
+        self._modules, self._path, self._cwd = set(sys.modules), list(sys.path), Path.cwd()
+        os.chdir(self._directory)
+        sys.path.insert(0, str(self._directory))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._names.clear()
+        os.chdir(self._cwd)
+        sys.path[:] = self._path
+        here = str(self._directory)
+        for name in sys.modules.keys() - self._modules:
+            if (getattr(sys.modules[name], "__file__", None) or "").startswith(here):
+                del sys.modules[name]
+        for process in self._background:
+            process.send_signal(signal.SIGTERM)
+        talks = [process.communicate(timeout=PATIENCE)[0] for process in self._background]
+        if error is None:
+            assert [process.returncode for process in self._background] == [0] * len(talks), "\n".join(talks)
+
+    def run(self, block: Block) -> None:
+        where = f"{self._page}, line {block.line}"
+        if block.mark.startswith("not run"):
+            reason = block.mark.removeprefix("not run").lstrip(": ")
+            assert reason, f"{where}: say why it is not run: <!-- not run: because … -->"
+            self.not_run.append(f"{where}: {reason}")
+        elif block.mark.startswith("file:"):
+            self._write(block.mark.removeprefix("file:").strip(), block.text)
+        elif block.language == "python":
+            self._run_python(block.text, where)
+        elif block.language == "console":
+            self._run_console(block, where)
+        elif block.language == "toml":
+            tomllib.loads(block.text)
+
+    def _write(self, name: str, text: str) -> None:
+        file = self._directory / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def _run_python(self, text: str, where: str) -> None:
+        code = compile(text, where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, self._names)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+
+    def _run_console(self, block: Block, where: str) -> None:
+        commands = re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)
+        assert commands[0].strip() == "", f"{where}: a console block begins with `$ `"
+        for number, text in enumerate(commands[1:], start=1):
+            line, _, output = text.partition("\n")
+            last = number == len(commands) - 1
+            exit_code = int(block.mark.removeprefix("exit ")) if block.mark.startswith("exit ") and last else 0
+            self._run_command(line, output, exit_code, "background" in block.mark, where)
+
+    def _run_command(self, line: str, output: str, exit_code: int, background: bool, where: str) -> None:
+        words = shlex.split(line, comments=True)
+        if words[0] == "make":
+            makefile = (ROOT / "Makefile").read_text()
+            assert all(f"\n{verb}:" in makefile for verb in words[1:]), f"{where}: make has no such verb: {line}"
+            return
+        assert words[0] == "pillarbox", f"{where}: only pillarbox and make are known; mark others as not run: {line}"
+        command = [sys.executable, "-m", *words]
+        environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(self._directory)}
+        process = subprocess.Popen(
+            command,
+            cwd=self._directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if background:
+            self._background.append(process)
+            return
+        said, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == exit_code, f"{where}: {line}\nended with {process.returncode}:\n{said}"
+        assert not output.strip() or matches(output, said), f"{where}: {line}\nshould say:\n{output}\nand says:\n{said}"
+
+
+def matches(shown: str, said: str) -> bool:
+    """Compare what a page shows with what a command said, line by line; `…` stands for anything."""
+
+    def lines(text: str) -> str:
+        return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+    pattern = re.escape(lines(shown)).replace("…", ".*")
+    return re.fullmatch(pattern, lines(said), re.DOTALL) is not None
+
+
+def run_page(page: str, name: str, directory: Path) -> list[str]:
+    """Run a page; give what was not run, and why."""
+    with Runner(name, directory) as runner:
+        for block in blocks_of(page):
+            runner.run(block)
+    return runner.not_run
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, record_property: Any) -> None:
+    for reason in run_page(page.read_text(), str(page.relative_to(ROOT)), tmp_path):
+        record_property("not run", reason)
+
+
+def page_of(*parts: str) -> str:
+    return "\n\n".join(parts)
+
+
+def fenced(language: str, text: str) -> str:
+    return f"```{language}\n{text}\n```"
+
+
+def test_blocks_of_a_page_share_their_names_and_their_directory(tmp_path: Path) -> None:
+    write = "from pathlib import Path\nname = 'note.txt'\nPath(name).write_text('hello')"
+    page = page_of(fenced("python", write), "Then:", fenced("python", "assert Path(name).read_text() == 'hello'"))
+    assert run_page(page, "page", tmp_path) == []
+    assert (tmp_path / "note.txt").exists()
+
+
+def test_a_block_that_fails_fails_the_page(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_page(fenced("python", "1 / 0"), "page", tmp_path)
+
+
+def test_a_block_may_await(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_page(fenced("python", "import asyncio\nawait asyncio.sleep(0)\n1 / 0"), "page", tmp_path)
+
+
+def test_hidden_python_runs_before_what_follows(tmp_path: Path) -> None:
+    run_page(page_of("<!-- run:\nhidden = 7\n-->", fenced("python", "assert hidden == 7")), "page", tmp_path)
+
+
+def test_a_file_can_be_imported_by_what_follows(tmp_path: Path) -> None:
+    page = page_of(
+        "<!-- file: warehouse/stock.py -->",
+        fenced("python", "LEFT = 3"),
+        fenced("python", "from warehouse.stock import LEFT\nassert LEFT == 3"),
+    )
+    run_page(page, "page", tmp_path)
+    assert "warehouse.stock" not in sys.modules
+
+
+def test_a_block_that_is_not_run_is_counted_with_its_reason(tmp_path: Path) -> None:
+    page = page_of("# Title", "<!-- not run: needs a server -->", fenced("python", "1 / 0"))
+    assert run_page(page, "page", tmp_path) == ["page, line 5: needs a server"]
+
+
+def test_a_block_that_is_not_run_needs_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="say why"):
+        run_page(page_of("<!-- not run -->", fenced("python", "1 / 0")), "page", tmp_path)
+
+
+def test_a_mark_holds_only_for_the_block_right_after_it(tmp_path: Path) -> None:
+    page = page_of("<!-- not run: no -->", fenced("python", "1 / 0"), fenced("python", "2 / 0"))
+    with pytest.raises(ZeroDivisionError):
+        run_page(page, "page", tmp_path)
+
+
+def test_a_command_that_fails_fails_the_page(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="ended with 2"):
+        run_page(fenced("console", "$ pillarbox no-such-command"), "page", tmp_path)
+
+
+def test_a_command_may_be_shown_to_fail(tmp_path: Path) -> None:
+    run_page(page_of("<!-- exit 2 -->", fenced("console", "$ pillarbox no-such-command")), "page", tmp_path)
+
+
+def test_output_that_is_shown_must_be_what_the_command_says(tmp_path: Path) -> None:
+    run_page(fenced("console", "$ pillarbox --help\n…Usage…demo…"), "page", tmp_path)
+    with pytest.raises(AssertionError, match="should say"):
+        run_page(fenced("console", "$ pillarbox --help\nsomething else"), "page", tmp_path)
+
+
+@pytest.mark.parametrize("line", ["$ make no-such-verb", "$ curl somewhere", "no prompt"])
+def test_a_console_block_holds_only_what_can_be_checked(tmp_path: Path, line: str) -> None:
+    with pytest.raises(AssertionError):
+        run_page(fenced("console", line), "page", tmp_path)
+
+
+def test_settings_on_a_page_are_toml(tmp_path: Path) -> None:
+    with pytest.raises(tomllib.TOMLDecodeError):
+        run_page(fenced("toml", "database = nonsense"), "page", tmp_path)

@@ -1,0 +1,250 @@
+"""Diagnosis: "I added an event and nothing happens", answered from values alone."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pillarbox.admin.diagnosis import Finding, diagnose
+from pillarbox.errors import StoreUnavailable
+from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, Stats
+from pillarbox.settings import Settings
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+DATABASE = "sqlite:///shop.db"
+SETTINGS = Settings(database=DATABASE, broker="sqlite:///stream.db")
+RELAY = RelaySeen("host-1-ab", NOW - timedelta(seconds=2), NOW + timedelta(seconds=13), lanes=64)
+QUIET = Stats(
+    pending=0,
+    pending_exact=True,
+    oldest_pending_at=None,
+    retrying=0,
+    blocked=0,
+    delayed=0,
+    dead=0,
+    last_published_at=None,
+    relays=(RELAY,),
+)
+HEAD = Record(
+    position=7,
+    event_id="0198c0de-0000-7000-8000-000000000007",
+    status="dead",
+    type="OrderPlaced",
+    topic="order-events",
+    aggregate=("order", "7"),
+    created_at=NOW - timedelta(minutes=1),
+    attempts=6,
+    last_error="message too large",
+)
+
+
+def found(stats: Stats | None, settings: Settings = SETTINGS, schema: SchemaStatus | None = None) -> list[Finding]:
+    return list(diagnose(schema or SchemaStatus(1, 1), stats, NOW, settings))
+
+
+def ago(**units: float) -> datetime:
+    return NOW - timedelta(**units)
+
+
+def test_all_is_well() -> None:
+    assert found(QUIET) == [Finding("fine", "fine", "all is well: nothing is waiting")]
+
+
+def test_events_on_the_way_are_well_too() -> None:
+    stats = replace(QUIET, pending=1, oldest_pending_at=ago(seconds=1))
+    assert found(stats) == [Finding("fine", "fine", "all is well: 1 event is on the way")]
+
+
+def test_no_tables_names_the_command_that_makes_them() -> None:
+    assert found(None, schema=SchemaStatus(0, 1)) == [
+        Finding(
+            "problem",
+            "tables",
+            "there are no Pillarbox tables in sqlite:///shop.db",
+            ("pillarbox migrate up --database sqlite:///shop.db",),
+        )
+    ]
+
+
+def test_old_tables_name_the_command_that_mends_them() -> None:
+    assert found(None, schema=SchemaStatus(1, 3)) == [
+        Finding(
+            "problem",
+            "tables",
+            "the tables in sqlite:///shop.db are version 1, and this release needs 3",
+            ("pillarbox migrate up --database sqlite:///shop.db",),
+        )
+    ]
+
+
+def test_tables_from_the_future_ask_for_the_newer_release() -> None:
+    assert found(None, schema=SchemaStatus(9, 1)) == [
+        Finding(
+            "problem",
+            "tables",
+            "the tables in sqlite:///shop.db are version 9, but this release knows only 1: "
+            "a newer release made them, use that one",
+        )
+    ]
+
+
+def test_a_database_that_cannot_be_read_says_why() -> None:
+    assert diagnose(StoreUnavailable("disk I/O error"), None, NOW, SETTINGS) == [
+        Finding("problem", "database", "the database cannot be read: disk I/O error")
+    ]
+
+
+def test_no_relay_ever() -> None:
+    assert found(replace(QUIET, relays=(), pending=2)) == [
+        Finding(
+            "problem",
+            "no relay",
+            "no relay has ever run on this outbox; 2 events are waiting",
+            ("pillarbox relay run --database sqlite:///shop.db --broker sqlite:///stream.db",),
+        )
+    ]
+
+
+def test_no_relay_seen_for_minutes() -> None:
+    gone = replace(RELAY, seen_at=ago(minutes=12), lease_until=ago(minutes=11))
+    assert found(replace(QUIET, relays=(gone,), pending=10_000, pending_exact=False))[0].line == (
+        "no relay has been seen for 12 min; more than 10,000 events are waiting"
+    )
+
+
+def test_a_relay_that_left_politely_is_missed_too() -> None:
+    stats = replace(QUIET, relays=(), pending=1, last_published_at=ago(hours=3))
+    assert found(stats)[0].line == ("no relay is running; the last event was published 3 h ago; 1 event is waiting")
+
+
+def test_no_relay_while_nothing_waits_is_only_a_note() -> None:
+    fine, note = found(replace(QUIET, relays=()))
+    assert (fine.severity, note.severity, note.line) == ("fine", "note", "no relay has ever run on this outbox")
+
+
+def test_one_living_relay_is_enough() -> None:
+    gone = replace(RELAY, owner="other", lease_until=ago(minutes=11))
+    assert [finding.kind for finding in found(replace(QUIET, relays=(gone, RELAY)))] == ["fine"]
+
+
+def test_a_broker_that_is_away_is_quoted() -> None:
+    away = replace(RELAY, away=Away(ago(minutes=3), "connection refused"))
+    assert found(replace(QUIET, relays=(away,), pending=1)) == [
+        Finding(
+            "problem",
+            "broker away",
+            "the broker has been away since 2026-01-31 11:57:00 UTC (3 min): connection refused; "
+            "the relay goes on by itself once it is back",
+        )
+    ]
+
+
+def test_a_dead_relays_opinion_of_the_broker_does_not_count() -> None:
+    gone = replace(RELAY, away=Away(ago(minutes=3), "refused"), lease_until=ago(minutes=1))
+    assert [finding.kind for finding in found(replace(QUIET, relays=(gone, RELAY)))] == ["fine"]
+
+
+def test_a_pause_names_who_why_and_how_to_resume() -> None:
+    pause = Pause("order-events", ago(minutes=90), "ann@desk", "the shop moves house")
+    stats = replace(QUIET, pauses=(pause,), pending=3, pending_by_topic={"order-events": 3})
+    assert found(stats) == [
+        Finding(
+            "problem",
+            "paused",
+            "topic order-events was paused 1 h ago by ann@desk: the shop moves house; 3 events are waiting",
+            ("pillarbox resume order-events --database sqlite:///shop.db",),
+        )
+    ]
+
+
+def test_a_pause_that_holds_nothing_back_is_only_a_note() -> None:
+    stats = replace(QUIET, pauses=(Pause("a b", ago(minutes=1), "ann", "why not"),))
+    fine, note = found(stats)
+    assert (fine.severity, note.severity) == ("fine", "note")
+    assert note.commands == ("pillarbox resume 'a b' --database sqlite:///shop.db",)
+
+
+def test_a_blocked_aggregate_names_the_event_and_both_ways_out() -> None:
+    assert found(replace(QUIET, heads=(HEAD,), dead=1, blocked=2)) == [
+        Finding(
+            "problem",
+            "blocked",
+            "order 7 in order-events is blocked behind OrderPlaced 0198c0de-0000-7000-8000-000000000007, "
+            "dead after 6 attempts: message too large",
+            (
+                "pillarbox dead retry 0198c0de-0000-7000-8000-000000000007 --database sqlite:///shop.db",
+                "pillarbox dead drop 0198c0de-0000-7000-8000-000000000007 --database sqlite:///shop.db",
+            ),
+        )
+    ]
+
+
+def test_a_blocked_topic_in_global_order_is_named_as_a_whole() -> None:
+    head = replace(HEAD, aggregate=None, attempts=1)
+    assert found(replace(QUIET, heads=(head,), dead=1))[0].line.startswith("topic order-events is blocked behind")
+
+
+@pytest.mark.parametrize(("next_try", "words"), [(8, "in 8 s"), (-1, "now")])
+def test_a_retry_says_when_it_comes(next_try: float, words: str) -> None:
+    head = replace(HEAD, status="retrying", attempts=1, next_try_at=NOW + timedelta(seconds=next_try))
+    fine, note = found(replace(QUIET, heads=(head,), retrying=1))
+    assert (fine.severity, note.severity) == ("fine", "note")
+    assert note.line == (
+        "OrderPlaced 0198c0de-0000-7000-8000-000000000007 for order 7 in order-events failed once "
+        f"and is tried again {words}: message too large"
+    )
+
+
+def test_dead_events_that_block_nobody_are_a_note() -> None:
+    fine, note = found(replace(QUIET, dead=2))
+    assert (fine.severity, note.severity, note.line) == ("fine", "note", "2 events are dead in all")
+    assert note.commands == ("pillarbox dead list --database sqlite:///shop.db",)
+
+
+def test_dead_events_of_the_inbox_are_a_note() -> None:
+    note = found(replace(QUIET, inbox_dead=1))[1]
+    assert note.line == "1 received event is dead: the handler gave up"
+    assert note.commands == ("pillarbox dead list --inbox --database sqlite:///shop.db",)
+
+
+def test_an_event_that_waits_too_long_without_a_reason_is_a_problem() -> None:
+    stats = replace(QUIET, pending=5, oldest_pending_at=ago(minutes=6))
+    assert found(stats) == [
+        Finding(
+            "problem",
+            "old",
+            "the oldest pending event has waited 6 min, longer than 5 min: "
+            "the relay is slower than the writers, or stuck",
+            ("pillarbox events list --status pending --oldest-first --database sqlite:///shop.db",),
+        )
+    ]
+
+
+def test_a_wait_that_has_a_reason_is_not_mentioned_twice() -> None:
+    stats = replace(QUIET, relays=(), pending=5, oldest_pending_at=ago(minutes=6))
+    assert [finding.kind for finding in found(stats)] == ["no relay"]
+
+
+def test_the_command_repeats_flags_and_leaves_out_what_a_file_says() -> None:
+    settings = Settings(
+        database="sqlite:///shop.db",
+        broker="redis://:hunter2@host",
+        file="conf/shop.toml",
+        origins={"database": "conf/shop.toml", "broker": "--broker"},
+    )
+    assert found(replace(QUIET, relays=(), pending=1), settings)[0].commands == (
+        "pillarbox relay run --config conf/shop.toml --broker 'redis://:***@host'",
+    )
+
+
+def test_the_command_asks_for_the_broker_that_nobody_named() -> None:
+    settings = Settings(database=DATABASE, file="pillarbox.toml", origins={"database": "pillarbox.toml"})
+    assert found(replace(QUIET, relays=(), pending=1), settings)[0].commands == ("pillarbox relay run --broker URL",)
+
+
+def test_several_reasons_come_together_the_most_fundamental_first() -> None:
+    pause = Pause("order-events", ago(minutes=1), "ann", "x")
+    stats = replace(
+        QUIET, relays=(), pauses=(pause,), heads=(HEAD,), dead=1, pending=2, pending_by_topic={"order-events": 2}
+    )
+    assert [finding.kind for finding in found(stats)] == ["no relay", "paused", "blocked"]
