@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).with_name("soak") in item.path.parents:
+            item.add_marker("soak")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     write = terminalreporter.write_line
     counts = {outcome: len(terminalreporter.stats.get(outcome, ())) for outcome in ("passed", "failed", "error")}
@@ -48,6 +55,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         for name, value in report.user_properties:
             if name == "not run":
                 write(f"  not run: {value}")
+            elif name == "says":
+                write(f"  {value}")
 
 
 @pytest.hookimpl(trylast=True)

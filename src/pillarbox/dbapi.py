@@ -109,7 +109,7 @@ class Inbox:
                 _begin(connection, "BEGIN" if reading else "BEGIN IMMEDIATE")
             result = drive(program, run, call)
             with _failures(connection):
-                connection.commit()
+                _end(connection, "COMMIT")
         except BaseException:
             self._roll_back(connection)
             raise
@@ -134,7 +134,7 @@ class Inbox:
 
     def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
-            connection.rollback()
+            _end(connection, "ROLLBACK")
         except sqlite3.Error:  # it is broken: the next program opens another
             self.close()
 
@@ -148,9 +148,19 @@ def _run(connection: sqlite3.Connection, statement: Statement) -> Rows:
 
 def _begin(connection: sqlite3.Connection, how: str) -> None:
     if connection.in_transaction:  # autocommit=False begins by itself; nothing has been read or written in it yet
-        connection.rollback()
+        _end(connection, "ROLLBACK")
     if not connection.in_transaction:
         connection.execute(how)
+
+
+def _end(connection: sqlite3.Connection, how: Literal["COMMIT", "ROLLBACK"]) -> None:
+    if _mode(connection) is True:  # its methods do nothing in this mode
+        if connection.in_transaction:
+            connection.execute(how)
+    elif how == "COMMIT":
+        connection.commit()
+    else:
+        connection.rollback()
 
 
 def _check_connection(connection: sqlite3.Connection) -> None:

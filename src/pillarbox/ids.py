@@ -1,6 +1,7 @@
 """Event ids: UUID version 7. The one place where the clock and chance enter an event, kept outside the pure core."""
 
 from os import register_at_fork, urandom
+from random import getrandbits
 from threading import local
 from time import time_ns
 from uuid import UUID, SafeUUID
@@ -36,7 +37,7 @@ def new_id() -> UUID:
     if now > last:
         chance = int.from_bytes(urandom(10)) >> 6
     else:  # the same millisecond, or the clock stepped back: go on from the last one by a random step
-        now, chance = last, chance + 1 + int.from_bytes(urandom(5))
+        now, chance = last, chance + 1 + getrandbits(40)  # as unique as its 74 bits; urandom costs four times as much
         if chance >> _CHANCE_BITS:
             now, chance = last + 1, int.from_bytes(urandom(5))
     _last.value = (now, chance)

@@ -276,7 +276,8 @@ class Publisher(Protocol):
         """Hand messages over, without waiting; never raises for what the broker does."""
 
     async def outcomes(self) -> Sequence[Outcome]:
-        """Wait until something that was sent is answered; give all that has been answered since the last call."""
+        """Wait until something that was sent is answered; give all that has been answered since the last call.
+        A wait that is cancelled loses none. Raises only what no retry can cure: ConfigError, SchemaMismatch."""
 
     async def close(self) -> None:
         """Let go of the broker; what was not answered may or may not have arrived."""
@@ -286,11 +287,13 @@ class Subscriber(Protocol):
     """The broker's far end, for one consumer (group) and its topics.
 
     Per key, deliveries come in the order in which the broker has them. What is not acknowledged comes again, to this or
-    another member, marked `redelivered` where the broker can tell.
+    another member, marked `redelivered` where the broker can tell. While the broker is away, calls raise
+    BrokerUnavailable: nothing is lost, and calling again helps.
     """
 
     async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
-        """Give at most `room` further deliveries; wait at most `patience` seconds for the first."""
+        """Give at most `room` further deliveries; wait at most `patience` seconds for the first. A wait that is
+        cancelled loses none."""
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Say that these need not come again. They come in the order in which they were delivered. What another

@@ -5,7 +5,7 @@ Statements run at once, on the session's own connection, inside its transaction:
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 from uuid import UUID
 
 from pillarbox.core.event import Event
@@ -26,9 +26,6 @@ try:
     from sqlalchemy.orm import Session, scoped_session
 except ImportError as error:
     raise MissingExtra("sqlalchemy", "pillarbox.sqlalchemy") from error
-
-if TYPE_CHECKING:
-    from sqlalchemy.engine.interfaces import _DBAPIAnyExecuteParams
 
 R = TypeVar("R")
 M = TypeVar("M")
@@ -64,7 +61,7 @@ class Outbox:
     def add(self, transaction: Transaction, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
         """Add events in the session's transaction, after what is pending; published if, and only if, it commits."""
         connection = _connection(transaction)
-        with _failures(connection):
+        with _failures(connection.engine):
             drive(insertion(events, self._place, on_duplicate), lambda statement: _run(connection, statement))
 
 
@@ -117,7 +114,7 @@ class Inbox:
     def first_time(self, transaction: Transaction, message_id: str | UUID) -> bool:
         """Note a message in the session's transaction; False if this consumer has it already."""
         connection = _connection(transaction)
-        with _failures(connection):
+        with _failures(connection.engine):
             program = programs.first_time(_texts(self.consumer, self._prefix), message_key(message_id))
             return drive(program, lambda statement: _run(connection, statement))
 
@@ -181,7 +178,7 @@ class AsyncInbox:
 
         def first_time(sync: Transaction) -> bool:
             connection = _connection(sync)
-            with _failures(connection):
+            with _failures(connection.engine):
                 return drive(program, lambda statement: _run(connection, statement))
 
         return await _async_half(transaction).run_sync(first_time)
@@ -247,6 +244,7 @@ def outbox_table(metadata: sa.MetaData, prefix: str = "pillarbox_") -> sa.Table:
         sa.CheckConstraint("event_type <> '' AND topic <> ''"),
         sa.Index(f"{name}_event", "event_id"),
         sa.Index(f"{name}_aggregate", "aggregate_type", "aggregate_id", "id"),
+        sa.Index(f"{name}_topic", "topic", "id"),
         sqlite_autoincrement=True,
     )
 
@@ -256,7 +254,7 @@ def _texts(consumer: str, prefix: str) -> Texts:
 
 
 def _check_opener(sessions: Callable[[], R], kind: str) -> Callable[[], R]:
-    if not callable(sessions) or isinstance(sessions, sa.Engine):
+    if not callable(sessions):
         raise ConfigError(f"sessions: {sessions!r:.60} opens no sessions: give {kind}")
     return sessions
 
@@ -305,19 +303,17 @@ def _check(connection: sa.Connection) -> None:
 
 def _run(connection: sa.Connection, statement: Statement) -> Rows:
     if statement.rows is not None:
-        connection.exec_driver_sql(statement.sql, _parameters(statement.rows))
+        rows: Any = statement.rows
+        connection.exec_driver_sql(statement.sql, rows)
         return ()
     result = connection.exec_driver_sql(statement.sql, tuple(statement.parameters))
     return result.fetchall() if result.returns_rows else ()
 
 
-def _parameters(rows: Any) -> "_DBAPIAnyExecuteParams":
-    return [tuple(row) for row in rows]
-
-
 def _on(session: Session, statement: Statement) -> Rows:
-    connection = session.connection()
-    with _failures(connection):
+    with _failures(session.get_bind().engine):
+        connection = session.connection()
+        _check(connection)
         return _run(connection, statement)
 
 
@@ -339,19 +335,19 @@ async def _call_async(session: AsyncSession, call: Call) -> object:
 
 
 @contextmanager
-def _failures(connection: sa.Connection) -> Iterator[None]:
+def _failures(engine: sa.Engine) -> Iterator[None]:
     """Turn the driver's errors under our own statements into ours."""
     try:
         yield
     except (exc.ProgrammingError, exc.InterfaceError):
         raise
     except exc.DBAPIError as error:
-        raise error_of(_original(error), connection.engine.url.database or "", _BEGIN) from error
+        raise error_of(_original(error), engine.url.database or "", _BEGIN) from error
 
 
 @contextmanager
 def _outages() -> Iterator[None]:
-    """Turn only those errors of a handler, or of a commit, into ours that mean: the database is away, locked or full."""
+    """Turn those errors of a handler, or of a commit, into ours that mean: the database is away, locked or full."""
     try:
         yield
     except exc.DBAPIError as error:

@@ -12,6 +12,7 @@ from getpass import getuser
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pillarbox.admin.admin import Admin
+from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.errors import ConfigError
@@ -56,7 +57,7 @@ class Relay(relays.Relay):
         *,
         database: str | None = None,
         broker: str | Broker | None = None,
-        publish: Callable[[list[Any]], Any] | None = None,
+        publish: Callable[[list[Message]], Any] | None = None,
         hooks: Hooks | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -167,7 +168,7 @@ def _publisher(settings: Settings, broker: str | Broker | None, hooks: Hooks) ->
     raise _unknown("broker", settings.broker, ["sqlite", "stdout", "memory"])
 
 
-def _function(publish: Callable[[list[Any]], Any], settings: Settings) -> Callable[[], Publisher]:
+def _function(publish: Callable[[list[Message]], Any], settings: Settings) -> Callable[[], Publisher]:
     from pillarbox.brokers.function import FunctionPublisher
 
     return lambda: FunctionPublisher(publish, publish_timeout=settings.relay.publish_timeout)

@@ -9,11 +9,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, required=True)
     result = run_one(parser.parse_args().seed)
-    print(
-        f"seed {result.seed}: {result.committed} committed, {result.copies} copies, {sum(result.hits.values())} faults"
-    )
-    for fault in result.faults:
-        print(fault)
+    print(result)
     return 1 if result.faults else 0
 
 

@@ -1,27 +1,34 @@
-"""Judges a simulated history: lost, phantom, first copies out of order."""
+"""Judges a simulated history: lost, phantom, first copies out of order, effects twice or out of order."""
 
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pillarbox.core.routing import Line
 from tests.simulation.world import History
 
 
 def faults(history: History) -> list[str]:
     """Name everything that is wrong with a history; empty if the promise was kept."""
-    seen = set(history.wire)
+    seen, effects = set(history.wire), Counter(history.applied)
     found = [f"lost: {id}" for id in history.committed if id not in seen and id not in history.dropped]
     found += [f"phantom: {id}" for id in seen if id not in history.committed]
-    return found + out_of_order(history)
+    found += [f"applied twice: {id}" for id, times in effects.items() if times > 1]
+    found += [f"not applied: {id}" for id in seen if id not in effects]
+    found += [f"applied without an event: {id}" for id in effects if id not in seen]
+    return found + out_of_order(history, history.wire, "wire") + out_of_order(history, history.applied, "effects")
 
 
-def out_of_order(history: History) -> list[str]:
-    """Compare the first copies on the wire with the order of the commits, line by line."""
+def out_of_order(history: History, order: Sequence[str], where: str) -> list[str]:
+    """Compare first appearances with the order of the commits, line by line; what was dropped stands outside it."""
     found = []
-    first = list(dict.fromkeys(history.wire))
-    place = {id: number for number, id in enumerate(first)}
-    lines: dict[object, list[str]] = {}
+    place = {id: number for number, id in reversed(list(enumerate(order)))}
+    lines: dict[Line, list[str]] = {}
     for id, line in history.committed.items():
-        if line is not None and id in place:
+        if line is not None and id in place and id not in history.dropped:
             lines.setdefault(line, []).append(id)
     for line, ids in lines.items():
-        for earlier, later in zip(ids, ids[1:], strict=False):
+        for earlier, later in pairwise(ids):
             if place[earlier] > place[later]:
-                found.append(f"out of order on {line}: {later} before {earlier}")
+                found.append(f"out of order ({where}) on {line}: {later} before {earlier}")
     return found

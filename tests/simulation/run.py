@@ -3,10 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from pillarbox.relay.relay import Relay
 from pillarbox.testing.clock import ManualClock, simulate
 from tests.simulation.judge import faults
-from tests.simulation.world import World
+from tests.simulation.world import Parts, World
 
 
 @dataclass
@@ -19,20 +18,25 @@ class Result:
     committed: int
     copies: int
 
-    @property
-    def repeat(self) -> str:
-        return f"python -m tests.simulation --seed {self.seed}"
+    def __str__(self) -> str:
+        lines = [
+            f"seed {self.seed}: {self.committed} committed, {self.copies} copies, {self.hits.total()} faults struck"
+        ]
+        if self.faults:
+            lines += [*self.faults, f"repeat it: python -m tests.simulation --seed {self.seed}"]
+        return "\n".join(lines)
 
 
-def run_one(seed: int, relay: type[Relay] = Relay) -> Result:
+def run_one(seed: int, parts: Parts | None = None) -> Result:
     """Live one world to its end."""
     clock = ManualClock()
 
     async def life() -> World:
-        world = World(seed, clock, relay=relay)
+        world = World(seed, clock, parts)
         await world.live()
         return world
 
     world = simulate(life(), clock)
     history = world.history
-    return Result(seed, faults(history), world.hits, len(history.committed), len(history.wire) - len(set(history.wire)))
+    copies = len(history.wire) - len(set(history.wire))
+    return Result(seed, faults(history), world.hits, len(history.committed), copies)

@@ -201,6 +201,12 @@ def test_dead_events_that_block_nobody_are_a_note() -> None:
     assert note.commands == ("pillarbox dead list --database sqlite:///shop.db",)
 
 
+def test_retries_that_block_nobody_are_a_note() -> None:
+    note = found(replace(QUIET, retrying=3))[1]
+    assert (note.severity, note.line) == ("note", "3 events are being retried in all")
+    assert note.commands == ("pillarbox events list --status retrying --database sqlite:///shop.db",)
+
+
 def test_dead_events_of_the_inbox_are_a_note() -> None:
     note = found(replace(QUIET, inbox_dead=1))[1]
     assert note.line == "1 received event is dead: the handler gave up"

@@ -1,5 +1,6 @@
 """The checker's reading of evidence: intent logs, the shop's journal, the broker's messages and the billing ledger."""
 
+import ast
 import json
 import os
 import sqlite3
@@ -260,3 +261,11 @@ def test_a_file_that_is_no_database_exits_with_1(evidence: Path, capsys: pytest.
     (evidence / "stream.db").write_text("not a database, whatever its name says" * 50)
     assert main([str(evidence)]) == 1
     assert "file is not a database" in capsys.readouterr().err
+
+
+def test_the_checker_imports_the_standard_library_and_nothing_else() -> None:
+    tree = ast.parse(Path(checker.__file__).read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported
+    assert {name.split(".")[0] for name in imported} <= sys.stdlib_module_names

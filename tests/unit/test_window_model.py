@@ -78,8 +78,6 @@ class World:
     def blocked(self) -> set[Line]:
         return {line for line, parked in self.parking.items() if parked}
 
-    # ------------------------------------------------------------------ the steps
-
     def enter(self, everything: bool = False) -> None:
         room = self.window.room
         self._check_room(room)
@@ -155,7 +153,7 @@ class World:
                 continue
             assert thing.parked or thing.line not in blocked
             for earlier in self.log[: thing.position]:
-                if earlier.line == thing.line and not earlier.available_at == LATER:
+                if earlier.line == thing.line and earlier.available_at != LATER:
                     assert earlier.position in self.over or (self.prefix_safe and earlier.position in before)
             before.add(thing.position)
 
@@ -171,7 +169,8 @@ class World:
 
     def _failure(self) -> Verdict:
         word = f"failed {self.chance.random()}"
-        return self.chance.choice([UNTOUCHED, RetryAt(LATER, word), Dead(word, True), Dead(word, False)])
+        failures: list[Verdict] = [UNTOUCHED, RetryAt(LATER, word), Dead(word, True), Dead(word, False)]
+        return self.chance.choice(failures)
 
     def settle(self, everything: bool = False) -> None:
         tickets = list(self.flights)
@@ -212,8 +211,6 @@ class World:
         self.used_tickets = []
         self.read = self.settled_up_to
 
-    # ------------------------------------------------------------------ what is settled
-
     def _record(self, settlements: list[Any], before: set[Line]) -> None:
         failed_now: set[Line | None] = set()
         flying = {id(flight.thing) for flight in self.flights.values()}
@@ -222,7 +219,8 @@ class World:
             assert self.inside.pop(id(thing)) is thing  # entered, and settled for the first time
             answer = self.answers.pop(id(thing), None)
             if verdict.__class__ is self.module.Delayed:
-                assert self._is_delayed(thing) and verdict.until == thing.available_at
+                assert self._is_delayed(thing)
+                assert verdict.until == thing.available_at
             elif verdict.__class__ is self.module.Blocked:
                 assert not self._holds_nobody_back(answer)
                 if not thing.parked:
@@ -269,7 +267,7 @@ class World:
     def _check_nothing_is_kept(self) -> None:
         """What can be settled is settled: a parked one at once, the log as far as it goes."""
         flying = {id(flight.thing) for flight in self.flights.values()}
-        lines = {}
+        lines: dict[Line | None, Thing] = {}
         for thing in self.inside.values():
             if thing.parked:
                 lines.setdefault(thing.line, thing)
@@ -303,8 +301,6 @@ class World:
         for flight in flights:
             lines.setdefault(flight.thing.line or id(flight), []).append(flight)
         return list(lines.values())
-
-    # ------------------------------------------------------------------ the whole
 
     def live(self, steps: int) -> None:
         """Take random steps, then let everything succeed: the window has to run empty, with nothing left."""

@@ -1,5 +1,6 @@
 """Diagnosis: why nothing happens, as values. Pure: what is known of an outbox in, findings with their cure out."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +29,9 @@ Kind = Literal[
 ]
 
 
+_ORDER: tuple[Severity, ...] = ("problem", "fine", "note")
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was found: how bad, one line for people, and the commands that mend it (either of them)."""
@@ -41,7 +45,7 @@ class Finding:
 def diagnose(
     schema: SchemaStatus | PillarboxError, stats: Stats | None, now: datetime, settings: Settings
 ) -> Sequence[Finding]:
-    """Say everything that keeps events from flowing, the most fundamental first; `stats` is None without tables."""
+    """Say what keeps events from flowing, the most fundamental first; `stats` is None without tables."""
     if isinstance(schema, PillarboxError):
         return [Finding("problem", "database", f"the database cannot be read: {schema}")]
     if stats is None or schema.version != schema.needed:
@@ -51,13 +55,11 @@ def diagnose(
         *_broker(stats.relays, now),
         *(_pause(pause, stats, now, settings) for pause in stats.pauses),
         *(_head(head, now, settings) for head in stats.heads),
-        *_dead(stats, settings),
+        *_beyond_the_heads(stats, settings),
     ]
     if not any(finding.severity == "problem" for finding in found):
-        found = [*_old(stats, now, settings), *found]
-    if not any(finding.severity == "problem" for finding in found):
-        found = [_fine(stats), *found]
-    return found
+        found += _old(stats, now, settings) or [_fine(stats)]
+    return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
 
 
 def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
@@ -126,9 +128,13 @@ def _head(head: Record, now: datetime, settings: Settings) -> Finding:
     return Finding("note", "retrying", line)
 
 
-def _dead(stats: Stats, settings: Settings) -> Iterator[Finding]:
-    heads = sum(head.status == "dead" for head in stats.heads)
-    if stats.dead > heads:
+def _beyond_the_heads(stats: Stats, settings: Settings) -> Iterator[Finding]:
+    """Mention what holds nobody back: events outside every line, and those beyond the first heads."""
+    heads = Counter(head.status for head in stats.heads)
+    if stats.retrying > heads["retrying"]:
+        line = f"{_count(stats.retrying, 'event')} being retried in all"
+        yield Finding("note", "retrying", line, (_command("events list --status retrying", settings),))
+    if stats.dead > heads["dead"]:
         line = f"{_count(stats.dead, 'event')} dead in all"
         yield Finding("note", "dead", line, (_command("dead list", settings),))
     if stats.inbox_dead:
@@ -136,17 +142,18 @@ def _dead(stats: Stats, settings: Settings) -> Iterator[Finding]:
         yield Finding("note", "inbox dead", line, (_command("dead list --inbox", settings),))
 
 
-def _old(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding]:
+def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
     if stats.oldest_pending_at is None:
-        return
+        return []
     age, limit = now - stats.oldest_pending_at, settings.health.oldest_pending
-    if age > limit:
-        line = (
-            f"the oldest pending event has waited {about(age)}, longer than {write_duration(limit)}: "
-            "the relay is slower than the writers, or stuck"
-        )
-        command = _command("events list --status pending --oldest-first", settings)
-        yield Finding("problem", "old", line, (command,))
+    if age <= limit:
+        return []
+    line = (
+        f"the oldest pending event has waited {about(age)}, longer than {write_duration(limit)}: "
+        "the relay is slower than the writers, or stuck"
+    )
+    command = _command("events list --status pending --oldest-first", settings)
+    return [Finding("problem", "old", line, (command,))]
 
 
 def _fine(stats: Stats) -> Finding:

@@ -40,6 +40,8 @@ class Calls:
     async def _carry(self) -> None:
         while self._waiting:
             send = self._waiting.popleft()
+            if asyncio.get_running_loop().time() >= send.deadline:
+                continue  # its deadline has answered for it while it waited behind another call
             error = await self._outcome(send)
             self._sends.answer(send, [Outcome(message.ticket, error) for message in send.messages])
 

@@ -17,7 +17,7 @@ class FunctionPublisher:
     An async function is awaited; another one runs in a thread, so that it does not block the relay. If it returns, the
     messages are published. If it raises, the batch failed: a PublishError as what it says, anything else is counted and
     retried. If it does not return in time, the broker counts as away; a thread cannot be stopped, so a call that hangs
-    keeps all later ones waiting, and they come to nothing one after the other until it returns: order is kept.
+    keeps the later ones waiting until it returns or their own time is up too: order is kept.
     """
 
     # Not prefix-safe: a call that raised may have sent any part of its batch, and nobody can say which.

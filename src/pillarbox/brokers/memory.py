@@ -73,17 +73,17 @@ class MemoryBroker:
 
     def __init__(self, *, prefix_safe: bool = True, publish_timeout: timedelta = TIMEOUT) -> None:
         self.prefix_safe, self.publish_timeout = prefix_safe, publish_timeout
-        self.latency: Callable[[], float] = lambda: 0.0
-        """Seconds until a send arrives; asked once for each."""
         self._log: list[Stored] = []
         self._ids: dict[Partition, list[int]] = {}
         self._groups: dict[str, Group] = {}
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in the order of their coming: every run is the same
         self.heal()
 
     def heal(self) -> None:
         """Be a broker without faults again."""
         self.down = False
+        self.latency: Callable[[], float] = lambda: 0.0
+        """Seconds until a send arrives; asked once for each."""
         self._down_after: int | None = None
         self._refusals: list[tuple[Callable[[Message], bool], PublishError]] = []
         self._answers_to_lose = 0
@@ -165,11 +165,11 @@ class MemoryBroker:
     async def changed(self) -> None:
         """Wait until something has changed."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.add(future)
+        self._waiting[future] = None
         try:
             await future
         finally:
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
 
 
 class MemoryPublisher:

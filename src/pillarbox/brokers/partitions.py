@@ -75,11 +75,11 @@ class Held:
         """Count what is given out beyond the position."""
         return len(self._given)
 
-    def give(self, ids: Iterable[int]) -> None:
+    def give(self, ids: Sequence[int]) -> None:
         """Note what is given out, in order."""
         self._given.extend(ids)
-        if self._given:
-            self.cursor = self._given[-1]
+        if ids:
+            self.cursor = ids[-1]
 
     def acknowledge(self, id: int) -> None:
         """Note an acknowledgement; the position moves only over an unbroken run of them."""

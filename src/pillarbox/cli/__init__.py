@@ -10,7 +10,7 @@ def main() -> None:
     try:
         from pillarbox.cli.app import run
     except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich"):
+        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
             raise
         print(f"pillarbox: {MissingExtra('cli', 'the command line')}", file=sys.stderr)
         sys.exit(1)

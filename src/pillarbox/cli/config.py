@@ -15,11 +15,9 @@ app = typer.Typer(help="The settings.", no_args_is_help=True, rich_markup_mode=N
 
 def init(
     database: Annotated[
-        str, typer.Option("--database", envvar="PILLARBOX_DATABASE", metavar="URL", help="Where the outbox is.")
+        str, typer.Option("--database", metavar="URL", help="Where the outbox is.")
     ] = "sqlite:///shop.db",
-    broker: Annotated[
-        str, typer.Option("--broker", envvar="PILLARBOX_BROKER", metavar="URL", help="Where events go.")
-    ] = "sqlite:///stream.db",
+    broker: Annotated[str, typer.Option("--broker", metavar="URL", help="Where events go.")] = "sqlite:///stream.db",
     config: Annotated[
         Path, typer.Option("--config", envvar="PILLARBOX_CONFIG", metavar="FILE", help="The file to write.")
     ] = Path("pillarbox.toml"),

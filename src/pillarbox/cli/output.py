@@ -16,7 +16,7 @@ from rich.text import Text
 from pillarbox.core.payload import is_json
 from pillarbox.ports import Record, Stats
 
-_WIDE = 500  # off a terminal nobody folds lines, so nothing is cut off
+_WIDE = 100_000  # off a terminal nobody folds lines, so nothing is cut off
 
 
 class ExitCode(IntEnum):
@@ -92,7 +92,7 @@ def print_records(records: Sequence[Record]) -> None:
     print_table(
         ("ID", "STATUS", "TYPE", "TOPIC", "AGGREGATE", "CREATED (UTC)", "TRIES", "LAST ERROR"),
         (
-            (r.event_id, r.status, r.type, r.topic, _aggregate(r), r.created_at, r.attempts, _first_line(r.last_error))
+            (r.event_id, r.status, r.type, r.topic, _aggregate(r), r.created_at, r.attempts, _one_line(r.last_error))
             for r in records
         ),
     )
@@ -112,8 +112,8 @@ def _aggregate(record: Record) -> str | None:
     return " ".join(record.aggregate) if record.aggregate else None
 
 
-def _first_line(text: str | None) -> str | None:
-    return text and text.strip().splitlines()[-1]
+def _one_line(text: str | None) -> str | None:
+    return text and text.strip().partition("\n")[0]
 
 
 def record_json(record: Record) -> dict[str, Any]:
@@ -151,7 +151,14 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         "last_published_at": stats.last_published_at,
         "pauses": [{"topic": p.topic, "since": p.since, "who": p.who, "why": p.why} for p in stats.pauses],
         "relays": [
-            {"owner": r.owner, "seen_at": r.seen_at, "lease_until": r.lease_until, "lanes": r.lanes}
+            {
+                "owner": r.owner,
+                "seen_at": r.seen_at,
+                "lease_until": r.lease_until,
+                "lanes": r.lanes,
+                "away_since": r.away and r.away.since,
+                "away_error": r.away and r.away.error,
+            }
             for r in stats.relays
         ],
     }
@@ -163,5 +170,7 @@ def confirmed(what: str, *, yes: bool, dry_run: bool) -> bool:
     if dry_run:
         return False
     if not yes:
-        typer.confirm("Go on?", abort=True, err=True)
+        print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise typer.Abort
     return True

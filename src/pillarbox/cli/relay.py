@@ -1,6 +1,7 @@
 """`pillarbox relay`: the daemon, and one turn of it."""
 
 import asyncio
+import logging
 
 import typer
 
@@ -50,7 +51,7 @@ def once(
     For cron jobs and tests.
     """
     relay = Relay(load(ctx, config, set=set, database=database, broker=broker))
-    log_to(as_json=json)
+    log_to(as_json=json, level=logging.WARNING)
     published = asyncio.run(relay.run_once())
     if json:
         print_json({"published": published})

@@ -250,14 +250,15 @@ def _aggregate(aggregate: object) -> tuple[str, str]:
         raise InvalidEvent(f"aggregate: expected (type, id), found {aggregate!r:.80}")
     kind, id = aggregate
     kind = _name("aggregate type", kind)
-    if type(id) is int:
-        id = str(id)
-    elif id is None:
+    if type(id) is int and id.bit_length() < 800:  # fewer than 255 digits, and nothing else to check
+        return kind, str(id)
+    if id is None:
         raise InvalidEvent(f"aggregate: {kind}.id is None: flush first, so that the database gives it its id")
-    elif isinstance(id, UUID):
-        id = str(id)
-    elif not isinstance(id, str):
-        raise InvalidEvent(f"aggregate id: expected str, int or UUID, found {type(id).__name__} {id!r:.60}")
+    if isinstance(id, UUID):
+        return kind, str(id)
+    if not isinstance(id, str):
+        what = "an int of hundreds of digits" if type(id) is int else f"{type(id).__name__} {id!r:.60}"
+        raise InvalidEvent(f"aggregate id: expected str, int or UUID, found {what}")
     return kind, _check_text("aggregate id", id, LONGEST)
 
 

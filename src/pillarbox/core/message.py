@@ -246,7 +246,8 @@ def _parse_binary(message: Message, prefix: str, content_type: str) -> tuple[dic
         for n, v in message.headers.items()
         if not n.startswith(prefix) and n not in ("content-type", "content_type", REPLAY_HEADER)
     }
-    return _from_attributes(attributes, content_type), own, message.body
+    body = message.body or (b"null" if is_json(content_type) else b"")  # a CloudEvent may have no data
+    return _from_attributes(attributes, content_type), own, body
 
 
 def _parse_structured(message: Message) -> tuple[dict[str, str], dict[str, str], bytes]:

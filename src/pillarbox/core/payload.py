@@ -130,12 +130,19 @@ def _convert(model: Any, value: Any) -> Any:
     if origin in (datetime, date):
         return origin.fromisoformat(value)
     if origin in (UUID, Decimal):
-        return origin(str(value))
+        return _from_text(origin, value)
     if isinstance(model, typing.NewType):
         return _convert(model.__supertype__, value)
     if isinstance(origin, type):
         return _exactly(origin, value)
     raise TypeError(f"{model} is not understood here: use pydantic or msgspec for such a model")
+
+
+def _from_text(model: Any, value: Any) -> Any:
+    try:
+        return model(str(value))
+    except (ValueError, ArithmeticError) as error:
+        raise ValueError(f"{value!r:.60} is no {model.__name__}") from error
 
 
 def _exactly(model: type, value: Any) -> Any:

@@ -41,11 +41,12 @@ class Topics:
         """Say which entries this one must not overtake; None if it is free."""
         if not entry.ordered:
             return None
-        order = self[entry.topic].order
+        topic = entry.topic
+        order = self._named.get(topic, self._default).order
         if order == "aggregate" and entry.aggregate_id:
-            return entry.topic, entry.aggregate_type, entry.aggregate_id
+            return topic, entry.aggregate_type, entry.aggregate_id
         if order == "global":
-            return entry.topic, "", ""
+            return topic, "", ""
         return None
 
 

@@ -203,7 +203,7 @@ class Window(Generic[I]):
             if slot.verdict is None:
                 self._free.append(slot)
             return
-        if slot.verdict is not None and not _blocks(slot.verdict):
+        if verdict.__class__ is Published or (slot.verdict is not None and not _blocks(slot.verdict)):
             slot.done = True
             _trim(line.parked if slot.item.parked else line.log)
         line.flying -= 1

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 _GUARD = "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(0, signal.SIGKILL)"
-PATIENCE = 15.0
+PATIENCE = 20.0
 """Seconds that a process has to end after it was asked to."""
 
 
@@ -32,32 +32,37 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, **environment},
+                cwd=log.parent,
+                env=environment,
                 process_group=group,
+                bufsize=0,
             )
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
-    @property
-    def running(self) -> bool:
-        return self._popen.poll() is None
-
-    def check(self) -> None:
-        """Raise if it has ended by itself and not well."""
-        if self._popen.poll() not in (None, 0):
-            raise ProcessFailed(f"the {self.name} ended with {self._popen.returncode}:\n{self.last_words()}")
+    def check(self, *, may_end: bool = True) -> None:
+        """Raise if it has ended badly, or at all if it should run until it is stopped."""
+        code = self._popen.poll()
+        if code is not None and not (may_end and code == 0):
+            raise ProcessFailed(f"the {self.name} ended with {code}:\n{self.last_words()}")
 
     def write(self, data: bytes) -> None:
         """Write to its stdin."""
         assert self._popen.stdin is not None
-        self._popen.stdin.write(data)
-        self._popen.stdin.flush()
+        try:
+            self._popen.stdin.write(data)
+        except BrokenPipeError as error:
+            raise ProcessFailed(f"the {self.name} does not listen any more:\n{self.last_words()}") from error
 
     def freeze(self) -> None:
-        """Stop it where it stands."""
+        """Stop it where it stands, and wait until it has stopped."""
         self._popen.send_signal(signal.SIGSTOP)
+        if self._popen.returncode is None:
+            _, status = os.waitpid(self.pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):  # it was faster and has ended; subprocess must know what we were told
+                self._popen.returncode = os.waitstatus_to_exitcode(status)
 
     def thaw(self) -> None:
         """Let it go on."""
@@ -69,18 +74,16 @@ class Process:
         self._close()
 
     def stop(self) -> None:
-        """Ask it to end and wait until it has; raise if it does not, or not well."""
+        """Ask it to end, and wait until it has."""
         self._popen.terminate()
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait until it has ended by itself; raise if it does not, or not well."""
         try:
             self._popen.wait(PATIENCE)
         except subprocess.TimeoutExpired as error:
-            raise ProcessFailed(f"the {self.name} did not stop within {PATIENCE} s:\n{self.last_words()}") from error
-        self.check()
-        self._close()
-
-    def finish(self) -> None:
-        """Wait until it has ended by itself; raise if not well."""
-        self._popen.wait(PATIENCE)
+            raise ProcessFailed(f"the {self.name} did not end within {PATIENCE} s:\n{self.last_words()}") from error
         self.check()
         self._close()
 

@@ -56,27 +56,29 @@ def _run_in(
             story.tell()
         except (TimeIsUp, ProcessFailed) as error:
             problems.append(str(error))
-    report = judge(directory, problems)
     problems += _too_few(story.kills, events)
-    seconds = time.monotonic() - start
-    if as_json:
-        print(json.dumps({**report.counts(), "kills": len(story.kills), "seconds": round(seconds, 1)}))
-    else:
-        console.print(_table(report, story.kills, seconds))
-        if keep is not None:
-            console.print(_commands(directory), highlight=False, soft_wrap=True)
-    for sentence in [*problems, *_shortened(report.findings)]:
+    report = judge(directory, problems)
+    if report is not None:
+        problems += _shortened(report.findings)
+        seconds = time.monotonic() - start
+        if as_json:
+            print(json.dumps({**report.counts(), "kills": len(story.kills), "seconds": round(seconds, 1)}))
+        else:
+            console.print(_table(report, story.kills, seconds))
+    if keep is not None and not as_json:
+        console.print(_commands(directory), highlight=False, soft_wrap=True)
+    for sentence in problems:
         errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
-    return 1 if problems or not report.ok else 0
+    return 1 if problems else 0
 
 
-def judge(directory: Path, problems: list[str]) -> Report:
-    """Let the checker judge the files; a file that is missing or damaged is a problem, not a crash."""
+def judge(directory: Path, problems: list[str]) -> Report | None:
+    """Let the checker judge the files; one that is missing or damaged is a problem, not a crash."""
     try:
         return check(read(directory))
     except (OSError, sqlite3.Error) as error:
         problems.append(f"the files in {directory} cannot be judged: {error}")
-        return Report(0, 0, 0, 0, 0, 0, 0, 0, 0)
+        return None
 
 
 def _too_few(kills: Sequence[Kill], events: int) -> Iterator[str]:
@@ -91,7 +93,7 @@ def _shortened(findings: Sequence[str], most: int = 20) -> Sequence[str]:
 
 
 def _table(report: Report, kills: Sequence[Kill], seconds: float) -> Table:
-    table = Table(title="the verdict of plain SQL over the files", show_header=False, title_justify="left")
+    table = Table(title="judged by plain SQL", show_header=False, title_justify="left")
     table.add_column(min_width=18)
     table.add_column(justify="right", min_width=8)
     for name, value in report.counts().items():

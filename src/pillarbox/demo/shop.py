@@ -8,6 +8,7 @@ own, after it the outcome: that, not the outbox, is what the checker believes.
 import json
 import sqlite3
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +24,8 @@ TOPIC = "shop-events"
 PRODUCTS = ("bench", "bookcase", "chair", "desk", "lamp", "mirror", "shelf", "stool", "table", "wardrobe")
 ROLLED_BACK = 0.1
 """How many transactions are tried first and rolled back on purpose."""
+LONGEST_PAUSE = 0.006
+"""Seconds between two transactions of a writer, at most: customers think. (And SQLite has no queue for its lock.)"""
 ORDER_EVENTS = {"placed": "OrderPlaced", "paid": "OrderPaid", "shipped": "OrderShipped"}
 
 TABLES = """
@@ -148,12 +151,13 @@ def _intent(event: Event[dict[str, Any]]) -> dict[str, object]:
 
 def main(directory: str, events: str, seed: str, name: str) -> int:
     """Work through one writer's plan, stage by stage."""
-    writer = Writer(Path(directory), int(name))
+    writer, chance = Writer(Path(directory), int(name)), Random()
     for stage, changes in enumerate(in_stages(plan(int(events), int(seed), int(name)))):
         if stage > 0 and not sys.stdin.buffer.read(1):
             return 1  # whoever opens the stages is gone
         for change in changes:
             writer.make(change)
+            time.sleep(chance.uniform(0, LONGEST_PAUSE))
     return 0
 
 

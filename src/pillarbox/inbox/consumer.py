@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from pillarbox.core.message import Delivery
-from pillarbox.core.pacing import Pacing
 from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement, Window
@@ -33,6 +32,10 @@ __all__ = ["Consumer", "Receiver"]
 
 ROOM = 1000
 """How many deliveries are held at most."""
+BATCH = 100
+"""How many are recorded and acknowledged together, unless TOGETHER seconds are over or nothing else is going on."""
+TOGETHER = 0.05
+FETCH_EVERY = 0.02
 LOOK_EVERY = 0.25
 IDLE = 0.5
 """How long to wait for a delivery when nothing is going on, in seconds; a stop waits no longer than that."""
@@ -99,9 +102,8 @@ class Intake:
         self._window: Window[Received] = Window(ROOM, lambda received: received.line, prefix_safe=False, size_of=_size)
         self._handling = Handling(inbox, rules, clock, hooks, self._blocked)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
-        self._pacing = Pacing(timedelta(milliseconds=2), timedelta(milliseconds=100))
         self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key
-        self._look_at = 0.0
+        self._look_at = self._fetch_at = self._record_at = 0.0
         self._unsettled: list[Settlement[Received]] = []
         self._unacknowledged: list[Delivery] = []
         self._told: Counter[Reception] = Counter()
@@ -127,11 +129,11 @@ class Intake:
         await self._look()
         arrived = await self._deliveries(0 if self._busy else min(patience, IDLE))
         self._window.enter(arrived, self._clock.now())
-        if not self._unsettled and not self._handling.store.pause:
+        if not self._handling.store.pause:
             self._handling.give(self._window.ready(self._blocked))
         if not self._busy and not self.away:
-            return not arrived
-        await self._news(quiet=not arrived)
+            return True
+        await self._news()
         await self._settle()
         return False
 
@@ -144,8 +146,8 @@ class Intake:
         self._handling.drain()
         while self._window.flying:
             await self._handling.answered.wait()
-            await self._settle()
-        await self._settle()
+            self._collect()
+        await self._record()
 
     async def close(self) -> None:
         """End the workers and leave the broker."""
@@ -173,49 +175,60 @@ class Intake:
 
     async def _deliveries(self, patience: float) -> Sequence[Received]:
         """Take further deliveries off the broker; wait only if nothing else is going on."""
-        if self._broker.pause or not self._window.room:
+        now = asyncio.get_running_loop().time()
+        if self._broker.pause or not self._window.room or (self._busy and now < self._fetch_at):
             return ()
         try:
             deliveries = await self._subscriber.deliveries(self._window.room, patience)
         except BrokerUnavailable as error:
             self._broker.struck(error)
             return ()
+        self._fetch_at = now + FETCH_EVERY
         self._broker.over()
         if deliveries:
             self._hooks.reach(Moment.DELIVERED, count=len(deliveries))
         return [receive(delivery, self._inbox.handlers, self._rules.topics) for delivery in deliveries]
 
-    async def _news(self, *, quiet: bool) -> None:
-        """Wait for an answer, but not so long that new deliveries wait for a slow handler."""
-        if not quiet:
-            self._pacing.busy()
+    async def _news(self) -> None:
+        """Wait for an answer, but not so long that new deliveries wait for a slow handler, or a pause is slept over."""
+        pauses = max(self._handling.store.pause, self._broker.pause)
         try:
-            async with asyncio.timeout(max(self._pacing.quiet(), self._pause())):
+            async with asyncio.timeout(FETCH_EVERY if self._window.flying or not pauses else min(IDLE, pauses)):
                 await self._handling.answered.wait()
-            self._pacing.busy()
         except TimeoutError:
             pass
 
-    def _pause(self) -> float:
-        return 0.0 if self._window.flying else min(IDLE, max(self._handling.store.pause, self._broker.pause))
-
     async def _settle(self) -> None:
+        """Collect verdicts; record them when there are enough, when it is time, or when nothing else is going on."""
+        now = asyncio.get_running_loop().time()
+        if not self._unsettled:
+            self._record_at = now + TOGETHER
+        self._collect()
+        if len(self._unsettled) >= BATCH or now >= self._record_at or not self._window.flying:
+            await self._record()
+
+    def _collect(self) -> None:
+        settled = self._window.settle(self._handling.answers(), self._blocked)
+        self._unsettled += settled
+        # Blocked from now on, not only once it is recorded: the next of its line could be ready before that.
+        self._blocked.update(item.line for item, verdict in settled if item.line and _blocks(verdict))
+
+    async def _record(self) -> None:
         """Park what failed, then acknowledge the settled prefix; what cannot be done now is done later, in order."""
-        self._unsettled += self._window.settle(self._handling.answers(), self._blocked)
-        if await self._park():
+        if self._unsettled and await self._park():
             self._unacknowledged += [item.delivery for item, _ in self._unsettled if not item.parked]
+            for item, _ in self._unsettled:
+                self._out.pop(item.key, None)
+            if not self._out and any(item.parked for item, _ in self._unsettled):
+                self._look_at = 0.0  # more of a line may be due now
             self._unsettled.clear()
         await self._acknowledge()
 
     async def _park(self) -> bool:
         """Keep aside what failed; False if the store is away."""
-        for received, _ in self._unsettled:
-            if received.parked and self._out.pop(received.key, None) is not None and not self._out:
-                self._look_at = 0.0  # its line may be free now
         failed = [one for one in self._unsettled if not isinstance(one.verdict, Published)]
         if not failed:
             return True
-        self._blocked.update(item.line for item, verdict in failed if item.line and _blocks(verdict))
         if self._handling.store.pause:
             return False
         try:

@@ -31,7 +31,7 @@ from pillarbox.ports import Clock
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 R = TypeVar("R")
-SLOW_AFTER, SLOW_AGAIN = 30.0, 60.0
+SLOW_AFTER, SLOW_AGAIN, WATCH_EVERY = 30.0, 60.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Handling:
         """Tell of handlers that take long: after half a minute, then every minute."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(WATCH_EVERY)
             for worker, running in list(self._running.items()):
                 if loop.time() < running.tell_at:
                     continue

@@ -1,7 +1,8 @@
 """Workers: who performs an inbox's programs, each in a transaction of its own.
 
 Behind a sync inbox every worker has a thread, in which its transaction and the handler run together; the books (what is
-parked, what is due) have one more, so that a handler that hangs does not stop them.
+parked, what is due) have one more, so that a handler that hangs does not stop them. Where the database has one writer,
+whoever writes waits here for the others: at the database they would wait by sleeping.
 """
 
 import asyncio
@@ -70,6 +71,8 @@ class Threads:
         self._last: dict[int, Future[Any]] = {}
 
     async def perform(self, worker: int, program: Program[R], *, reading: bool = False) -> R:
+        if self._inbox.most_workers == 1 and not reading:
+            worker = 0
         work = self._threads[worker].submit(self._inbox.perform, program, reading=reading)
         self._last[worker] = work
         return await asyncio.wrap_future(work)
@@ -90,8 +93,12 @@ class Tasks:
 
     def __init__(self, inbox: AsyncReceiver) -> None:
         self._inbox = inbox
+        self._writing = asyncio.Lock()
 
     async def perform(self, worker: int, program: Program[R], *, reading: bool = False) -> R:
+        if self._inbox.most_workers == 1 and not reading:
+            async with self._writing:
+                return await self._inbox.perform(program)
         return await self._inbox.perform(program, reading=reading)
 
     async def close(self) -> None:

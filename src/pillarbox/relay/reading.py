@@ -68,7 +68,7 @@ class ReadAhead:
         return entries
 
     async def _nap(self, seconds: float) -> None:
-        waiting = {asyncio.create_task(self._source.wait(seconds)), asyncio.create_task(self._bell.wait())}
+        waiting = (asyncio.create_task(self._source.wait(seconds)), asyncio.create_task(self._bell.wait()))
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:

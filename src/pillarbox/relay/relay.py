@@ -10,7 +10,7 @@ from pillarbox.core.pacing import Pacing
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.daemon import Daemon
-from pillarbox.errors import ConfigError, LaneLost, StoreUnavailable
+from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Clock, Publisher, Retention, Store
 from pillarbox.relay.chores import Chores, Lease
 from pillarbox.relay.pump import Pump, Rules
@@ -43,11 +43,6 @@ class Relay(Daemon):
         self._open_parts, self._settings, self._clock, self._hooks = open_parts, settings, clock, hooks
         self._chance = chance
         self._pump: Pump | None = None
-        if settings.relay.publish_timeout >= settings.relay.lease:
-            raise ConfigError(
-                f"relay.publish_timeout ({settings.relay.publish_timeout}) must be below relay.lease"
-                f" ({settings.relay.lease}): a relay must know what became of a message before it may lose its lanes"
-            )
 
     async def run(self) -> None:
         """Carry events until `stop` is called or the task is cancelled."""

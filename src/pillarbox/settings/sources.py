@@ -58,17 +58,18 @@ def from_environment(
 ) -> Iterator[Given]:
     """Read PILLARBOX_RELAY_BATCH and its like. A variable that looks like a misspelt one is refused; others are not
     ours (Kubernetes adds PILLARBOX_SERVICE_HOST and more for a service of that name)."""
-    names = {PREFIX + key.replace(".", "_").upper(): key for key in known}
-    for name, value in sorted(environment.items()):
-        table, _, rest = name.removeprefix(PREFIX).lower().partition("_")
-        if name in names:
-            yield Given(tuple(names[name].split(".")), value, name)
-        elif not name.startswith(PREFIX) or name in NOT_SETTINGS:
+    keys = {key.replace(".", "_").upper(): key for key in known}
+    for variable, value in sorted(environment.items()):
+        if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
             continue
+        name = variable.removeprefix(PREFIX)
+        table, _, rest = name.lower().partition("_")
+        if name in keys:
+            yield Given(tuple(keys[name].split(".")), value, variable)
         elif table in open_tables and rest:
-            yield Given((table, rest), value, name)
-        elif near := get_close_matches(name, names, 1, 0.85):
-            raise ConfigError(f"{name} in the environment is no setting: did you mean {near[0]}?")
+            yield Given((table, rest), value, variable)
+        elif near := get_close_matches(name, keys, 1, 0.8):
+            raise ConfigError(f"{variable} in the environment is no setting: did you mean {PREFIX}{near[0]}?")
 
 
 def from_flags(flags: Mapping[str, object]) -> Iterator[Given]:

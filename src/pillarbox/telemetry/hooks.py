@@ -42,6 +42,22 @@ class Moment(StrEnum):
     HANDLER_RETURNED = "handler returned"
 
 
+TOLD = frozenset(
+    (
+        Moment.BROKER_AWAY,
+        Moment.BROKER_BACK,
+        Moment.STORE_AWAY,
+        Moment.STORE_BACK,
+        Moment.LANES_LOST,
+        Moment.EVENT_DEAD,
+        Moment.EVENT_RETRYING,
+        Moment.HANDLER_SLOW,
+        Moment.HANDLER_RETURNED,
+    )
+)
+"""Moments at which nothing is decided."""
+CRASH_POINTS = frozenset(Moment) - TOLD
+
 Facts = Mapping[str, object]
 Listener = Callable[[Moment, Facts], None]
 

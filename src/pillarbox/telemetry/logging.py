@@ -122,9 +122,9 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def log_to(stream: TextIO = sys.stderr, *, as_json: bool = False, level: int = logging.INFO) -> None:
-    """Send the log lines to a stream; what a process of our own does, and an application decides for itself."""
-    handler = logging.StreamHandler(stream)
+def log_to(stream: TextIO | None = None, *, as_json: bool = False, level: int = logging.INFO) -> None:
+    """Send the log lines to a stream (stderr by default); an application decides for itself where they go."""
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if as_json else PlainLines())
     logger.handlers = [handler]
     logger.setLevel(level)

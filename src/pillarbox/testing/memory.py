@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.event import Event
-from pillarbox.core.insert import EPOCH, OnDuplicate, Place, Rows, Statement, insertion
+from pillarbox.core.insert import EPOCH, OnDuplicate, Place, Rows, Statement, full_row, insertion
 from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import LANES, Line, Topics, lane_of
 from pillarbox.core.window import Blocked, Delayed, Settlement
@@ -182,8 +182,8 @@ class Transaction:
         """Do what a statement of `insertion` says."""
         if not self.open:
             raise NoTransaction("this transaction is over: begin another one and add the event there")
-        if statement.sql == place.sql["insert"]:
-            self._rows.extend(self._row(values) for values in statement.rows or ())
+        if statement.rows is not None:
+            self._rows.extend(self._row(full_row(values)) for values in statement.rows)
             return []
         wanted = json.loads(statement.parameters[0])
         if statement.sql == place.sql["keys"]:
@@ -501,7 +501,8 @@ class MemorySource:
         read, stored = self._memory.read, self.database.positions
         for lane, name in met:
             read[lane, None] = stored[lane, None] = Position(read[lane, None].upto, read[lane, None].upto, 0)
-            del read[lane, name], stored[lane, name]
+            del read[lane, name]
+            stored.pop((lane, name), None)
         for lane in self._memory.epochs:
             for topic in self.database.pauses:
                 if (lane, topic) not in read:
@@ -523,7 +524,8 @@ class MemorySource:
 
     def _due(self, room: int) -> list[Entry]:
         now = self.database.clock.now()
-        mine = [row for row in self.database.parked if row.lane in self._memory.epochs]
+        pauses, lanes = self.database.pauses, self._memory.epochs
+        mine = [row for row in self.database.parked if row.lane in lanes and row.entry.topic not in pauses]
         entries = [row for row in mine if row.state == "delayed" and row.due_at is not None and row.due_at <= now]
         lines: dict[Line, list[Parked]] = {}
         for row in mine:

@@ -100,16 +100,25 @@ class MemoryStore(MemorySource):
         return self._audit("replay", len(wanted))
 
     async def prune(self, retention: Retention) -> int:
+        return self._prune_log(retention) or self._prune_archive(retention)
+
+    def _prune_log(self, retention: Retention) -> int:
         if retention.published is None:
             return 0
         before = self.database.clock.now() - retention.published
         old = [row for row in self.database.rows if self._settled_before(row, before)][:BATCH]
-        gone = {row.entry.position for row in old}
-        self.database.rows = [row for row in self.database.rows if row.entry.position not in gone]
-        self.database.parked = [row for row in self.database.parked if row.entry.position not in gone]
         if retention.archive is None or retention.archive > timedelta(0):
             self.database.archive += old
-            return len(old)
+        gone = {row.entry.position for row in old}
+        self.database.rows = [row for row in self.database.rows if row.entry.position not in gone]
+        return len(old)
+
+    def _prune_archive(self, retention: Retention) -> int:
+        if retention.archive is None:
+            return 0
+        before = self.database.clock.now() - retention.archive
+        old = [row for row in self.database.archive if self._settled_before(row, before)][:BATCH]
+        self.database.archive = [row for row in self.database.archive if row not in old]
         return len(old)
 
     def _settled_before(self, row: Row, before: datetime) -> bool:

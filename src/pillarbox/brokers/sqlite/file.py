@@ -80,6 +80,15 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
+def identity(path: Path) -> tuple[int, int] | None:
+    """Say which file stands at this path now: SQLite itself would go on with a deleted one, into the void."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def connect(path: Path, *, durable: bool, timeout: float) -> sqlite3.Connection:
     """Open the file and make its tables if it is new; use inside `broker_errors`."""
     if not path.parent.is_dir():
@@ -92,6 +101,15 @@ def connect(path: Path, *, durable: bool, timeout: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def check(path: Path) -> None:
+    """Raise ConfigError or SchemaMismatch if the file that is there can never be used; says nothing of a new one."""
+    try:
+        with broker_errors(path):
+            connect(path, durable=False, timeout=1.0).close()
+    except BrokerUnavailable:
+        pass  # whether it works is seen when it is used
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, deadline: float) -> None:

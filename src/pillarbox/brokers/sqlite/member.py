@@ -16,11 +16,12 @@ import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from pillarbox.brokers.partitions import PARTITIONS, Held, Partition, Place, read_fairly, settle_share, share_of
-from pillarbox.brokers.sqlite.file import broker_errors, connect, transaction
+from pillarbox.brokers.sqlite.file import broker_errors, connect, identity, transaction
 from pillarbox.core.message import Delivery, Message
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.kernel_lock import KernelLock, is_free
@@ -75,6 +76,7 @@ class Member:
         self._lock: KernelLock | None = None
         self._slot = -1
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
         self._held: dict[Partition, Held] = {}
         self._moved: set[Partition] = set()
         self._dry: set[Partition] = set()
@@ -107,6 +109,7 @@ class Member:
                     released = [p for p, held in self._held.items() if held.leaving and not len(held)]
                     self._save(connection, released)
                     self._renew(connection)
+                self._moved.clear()
                 self._forget(released)
 
     def leave(self) -> None:
@@ -121,18 +124,25 @@ class Member:
         except BrokerUnavailable:
             pass  # the lock is freed below: to the others we are dead, which is as good
         finally:
-            self._held.clear()
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            if self._lock is not None:
-                self._lock.release()
-                self._lock = None
+            self.vanish()
+
+    def vanish(self) -> None:
+        """Let go of the file and of the lock without a word."""
+        self._held.clear()
+        self._moved.clear()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             # Not durable: a position that a power cut forgets means copies, never a loss.
             self._connection = connect(self._path, durable=False, timeout=PATIENCE)
+            self._file = identity(self._path)
+            self._data_version = -1
         return self._connection
 
     # reading
@@ -145,16 +155,20 @@ class Member:
             self._dry.clear()
         open = [p for p, held in self._held.items() if not held.leaving and p not in self._dry]
         self._turn = (self._turn + 1) % max(1, len(open))
-        found, dry = read_fairly(open[self._turn :] + open[: self._turn], room, self._read)
+        fresh: dict[Partition, list[int]] = {}
+        found, dry = read_fairly(open[self._turn :] + open[: self._turn], room, partial(self._read, fresh))
+        for partition, ids in fresh.items():  # only now: had a read failed, nothing would have been given out
+            self._held[partition].give(ids)
         self._dry.update(p for p in dry if len(self._held[p]) < MOST_IN_FLIGHT)
         found.sort(key=lambda delivery: delivery.place.id)
         return found
 
-    def _read(self, partition: Partition, limit: int) -> Sequence[Delivery]:
-        held = self._held[partition]
-        limit = min(limit, MOST_IN_FLIGHT - len(held))
-        rows = self._connect().execute(_READ, (*partition, held.cursor, limit)).fetchall()
-        held.give([row[0] for row in rows])
+    def _read(self, fresh: dict[Partition, list[int]], partition: Partition, limit: int) -> Sequence[Delivery]:
+        held, ids = self._held[partition], fresh.setdefault(partition, [])
+        limit = min(limit, MOST_IN_FLIGHT - len(held) - len(ids))
+        after = ids[-1] if ids else held.cursor
+        rows = self._connect().execute(_READ, (*partition, after, limit)).fetchall()
+        ids += [row[0] for row in rows]
         topic = partition.topic
         return [
             Delivery(
@@ -169,6 +183,8 @@ class Member:
 
     def _tend(self) -> None:
         """Look at the group; write only if there is something to write."""
+        if identity(self._path) != self._file:
+            self.vanish()  # deleted or replaced: begin anew with the file that is there
         connection = self._connect()
         now = self._now()
         peers, rows = self._peers(connection), self._rows(connection)
@@ -204,6 +220,7 @@ class Member:
             self._save(connection, released)
             for topic in self._topics:
                 taken |= self._take(connection, topic, alive, rows)
+        self._moved.clear()
         self._forget(released)
         self._held |= taken
         self._dry.clear()
@@ -273,7 +290,6 @@ class Member:
         moved = [(self._held[p].position, self._consumer, *p, self._held[p].epoch) for p in self._moved]
         connection.executemany(_MOVE, moved)
         connection.executemany(_RELEASE, [self._release_row(p) for p in released])
-        self._moved.clear()
 
     def _release_row(self, partition: Partition) -> tuple[object, ...]:
         held = self._held[partition]

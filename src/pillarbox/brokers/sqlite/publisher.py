@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pillarbox.brokers.partitions import partition_of
 from pillarbox.brokers.sends import Send, Sends
-from pillarbox.brokers.sqlite.file import broker_errors, connect, now, transaction
+from pillarbox.brokers.sqlite.file import broker_errors, check, connect, identity, now, transaction
 from pillarbox.brokers.sqlite.retention import BATCH, prune
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
@@ -38,7 +38,7 @@ class _Order(NamedTuple):
 
 
 class SqlitePublisher:
-    """Appends messages to the broker's file.
+    """Appends messages to the broker's file. Raises ConfigError or SchemaMismatch if the file can never be used.
 
     Prefix-safe: what one `send` brings is stored in one transaction, all or nothing; of a key with a message that can
     never be stored, the later ones of that send are not stored either.
@@ -55,11 +55,13 @@ class SqlitePublisher:
         largest_message: int = 999_000_000,
     ) -> None:
         self._path, self._hooks, self._largest = Path(path), hooks, largest_message
+        check(self._path)
         self._timeout = publish_timeout.total_seconds()
         self._sends = Sends(publish_timeout)
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None
         self._prune_at = time.monotonic() + PRUNE_EVERY
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -116,11 +118,10 @@ class SqlitePublisher:
         try:
             if rows:
                 self._store(rows, orders[0].deadline)
+                self._hooks.reach(Moment.STORED_BY_BROKER, count=len(rows))
         except PublishError as error:
             self._disconnect()
             answers = [(order, [Outcome(m.ticket, error) for m in order.send.messages]) for order in orders]
-        else:
-            self._hooks.reach(Moment.STORED_BY_BROKER, count=len(rows))
         for order, outcomes in answers:
             _hand_over(order, self._sends, outcomes)
 
@@ -152,11 +153,17 @@ class SqlitePublisher:
     def _store(self, rows: list[Row], deadline: float) -> None:
         with broker_errors(self._path):
             if self._connection is None:
-                self._connection = connect(self._path, durable=True, timeout=deadline - time.monotonic())
+                self._connection = self._open(deadline - time.monotonic())
+                self._file = identity(self._path)
             patience = max(1, int((deadline - time.monotonic()) * 1000))
             self._connection.execute(f"PRAGMA busy_timeout = {patience}")
             with transaction(self._connection):
                 self._connection.executemany(_APPEND, rows)
+            if identity(self._path) != self._file:
+                raise BrokerUnavailable(f"the broker's file {self._path} was deleted or replaced; it is opened anew")
+
+    def _open(self, timeout: float) -> sqlite3.Connection:
+        return connect(self._path, durable=True, timeout=max(0.0, timeout))
 
     def _prune_now_and_then(self) -> None:
         if time.monotonic() < self._prune_at or self._connection is None:

@@ -61,8 +61,8 @@ class SqliteSubscriber:
         if not self._closed:
             leaving = self._in_worker(self._member.leave)
             self._closed = True
-            await asyncio.shield(leaving)
             self._worker.stop()
+            await asyncio.shield(leaving)
 
     def _in_worker(self, work: Callable[[], R]) -> asyncio.Future[R]:
         if self._closed:

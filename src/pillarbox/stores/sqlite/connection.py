@@ -43,11 +43,16 @@ class Connection:
 
     async def run(self, work: Callable[Concatenate[sqlite3.Connection, P], R], *args: P.args, **named: P.kwargs) -> R:
         """Do one piece of work in the thread, on its connection."""
-        return await self._in_thread(self._work, work, *args, **named)
+
+        def job() -> R:
+            with mapped(self.path):
+                return work(self._connected(), *args, **named)
+
+        return await self._in_thread(job)
 
     async def create(self) -> None:
         """Make the file, if it is not there."""
-        await self._in_thread(self._connected, True)
+        await self._in_thread(lambda: self._connected(create=True))
 
     async def close(self) -> None:
         """Disconnect; what goes on in the thread is finished first."""
@@ -70,18 +75,12 @@ class Connection:
             version: int = self._bell.execute("PRAGMA data_version").fetchone()[0]
             return version
 
-    async def _in_thread(self, work: Callable[P, R], *args: P.args, **named: P.kwargs) -> R:
+    async def _in_thread(self, job: Callable[[], R]) -> R:
         if self._thread is None:
             raise StoreError(f"the store on {self.path} is not open")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*args, **named))
+        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
 
-    def _work(
-        self, work: Callable[Concatenate[sqlite3.Connection, P], R], *args: P.args, **named: P.kwargs
-    ) -> R:
-        with mapped(self.path):
-            return work(self._connected(), *args, **named)
-
-    def _connected(self, create: bool = False) -> sqlite3.Connection:
+    def _connected(self, *, create: bool = False) -> sqlite3.Connection:
         if self._connection is None:
             if not create and not os.path.exists(self.path):
                 raise SchemaMismatch(f"there is no database {self.path} yet: {cure(self.path)}")

@@ -83,9 +83,7 @@ class _Reading:
 class Log:
     """What the holder of the lanes has read and given out. Used in the connection's thread only."""
 
-    def __init__(
-        self, owner: str, prefix: str, topics: Topics, lanes: LaneGroup, clock: Clock, hooks: Hooks
-    ) -> None:
+    def __init__(self, owner: str, prefix: str, topics: Topics, lanes: LaneGroup, clock: Clock, hooks: Hooks) -> None:
         self._owner, self._p, self._lanes, self._clock, self._hooks = owner, prefix, lanes, clock, hooks
         self._lot = ParkingLot(prefix, topics)
         self.forget()
@@ -167,9 +165,7 @@ class Log:
         found, whole = _fetch(cursor, room)
         return found, newest if whole else found[-1].position if found else read
 
-    def _read_detour(
-        self, db: sqlite3.Connection, topic: str, detour: _Reading, room: int
-    ) -> tuple[list[Entry], int]:
+    def _read_detour(self, db: sqlite3.Connection, topic: str, detour: _Reading, room: int) -> tuple[list[Entry], int]:
         """Read a detour, at most up to where the main line has read."""
         cursor = db.execute(
             f"SELECT id, {AS_ENTRY} FROM {self._p}outbox INDEXED BY {self._p}outbox_topic"

@@ -26,6 +26,7 @@ ROOM = 10_000
 """So many may stand in lines before the log is read no further: somebody has to look."""
 
 IN_LINE = "line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead')"
+HEAD_IN_LINE = "head.line IS NOT NULL AND head.state IN ('retrying', 'blocked', 'dead')"
 FREE = "line IS NULL AND state IN ('retrying', 'delayed')"
 
 
@@ -107,7 +108,8 @@ class ParkingLot:
             json.dumps(list(paused)),
             share + len(self._given) if share else 0,
         )
-        given, chosen = set(self._given), []
+        given = set(self._given)
+        chosen: list[_Row] = []
         for row in rows:  # two copies of one event go one after the other: an entry is known by its position
             if row.entry.position not in given and len(chosen) < share:
                 given.add(row.entry.position)

@@ -38,3 +38,14 @@ def load_positions(db: sqlite3.Connection, prefix: str) -> Positions:
     ).fetchall()
     detours = {topic: last_id for topic, last_id, closed in newest if not closed or last_id > main}
     return Positions(main, detours, frozenset(topic for topic, _, closed in newest if closed and topic in detours))
+
+
+def published_at(prefix: str, entry: str) -> str:
+    """Write SQL for the time of the first tick that covers `entry` (a table with id and topic)."""
+    # A detour's tick counts, unless it is the one that opened it: then the main line had settled the entry before.
+    covers = f"last_id >= {entry}.id ORDER BY last_id, n LIMIT 1"
+    return (
+        f"coalesce((SELECT CASE WHEN opened THEN NULL ELSE at END FROM {prefix}ticks"
+        f" WHERE topic = {entry}.topic AND {covers}),"
+        f" (SELECT at FROM {prefix}ticks WHERE topic IS NULL AND {covers}))"
+    )

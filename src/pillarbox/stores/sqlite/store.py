@@ -124,25 +124,18 @@ class SqliteStore:
         self._lanes.release(db)
         self._log.forget()
 
-    async def _held(
-        self, work: Callable[Concatenate[sqlite3.Connection, P], R], *args: P.args, **named: P.kwargs
-    ) -> R:
-        return await self._connection.run(self._or_forget, work, *args, **named)
-
-    def _or_forget(
-        self,
-        db: sqlite3.Connection,
-        work: Callable[Concatenate[sqlite3.Connection, P], R],
-        *args: P.args,
-        **named: P.kwargs,
-    ) -> R:
+    async def _held(self, work: Callable[Concatenate[sqlite3.Connection, P], R], *args: P.args, **named: P.kwargs) -> R:
         """Do what needs the lanes; if they are lost, forget everything at once, in the thread that knows it first."""
-        try:
-            return work(db, *args, **named)
-        except LaneLost:
-            self._lanes.forget()
-            self._log.forget()
-            raise
+
+        def job(db: sqlite3.Connection) -> R:
+            try:
+                return work(db, *args, **named)
+            except LaneLost:
+                self._lanes.forget()
+                self._log.forget()
+                raise
+
+        return await self._connection.run(job)
 
     async def stats(self) -> Stats:
         return await self._connection.run(self._overview.stats)

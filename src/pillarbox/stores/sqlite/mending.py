@@ -1,0 +1,115 @@
+"""What an operator does: retry, drop, replay, pause, resume. Each is one transaction and leaves a line in the audit."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import replace
+from getpass import getuser
+
+from pillarbox.core.insert import microseconds
+from pillarbox.ports import Clock, Query, Status
+from pillarbox.stores.sqlite.connection import writing
+from pillarbox.stores.sqlite.records import Finder
+from pillarbox.stores.sqlite.rows import STORED
+
+
+class Mending:
+    """Changes what becomes of events, beside running relays."""
+
+    def __init__(self, prefix: str, finder: Finder, clock: Clock) -> None:
+        self._p, self._finder, self._clock = prefix, finder, clock
+
+    def retry(self, db: sqlite3.Connection, query: Query) -> int:
+        """Make dead and waiting events due now, with all their tries."""
+        table, now = ("inbox_parked" if query.side == "inbox" else "parked"), self._now()
+        with writing(db):
+            ids = self._choose(db, query, ("dead", "retrying", "delayed"))
+            sql = f"UPDATE {self._p}{table} SET state = 'retrying', due_at = ?, attempts = 0"
+            count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
+            return self._audit(db, _describe("retry", query), count)
+
+    def drop(self, db: sqlite3.Connection, query: Query) -> int:
+        """Forget dead events; those that wait too, if they are named."""
+        table, now = ("inbox_parked" if query.side == "inbox" else "parked"), self._now()
+        states: Sequence[Status] = ("dead", "retrying", "blocked", "delayed") if query.ids else ("dead",)
+        with writing(db):
+            ids = self._choose(db, query, states)
+            sql = f"UPDATE {self._p}{table} SET state = 'dropped', settled_at = ?, due_at = NULL"
+            count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
+            return self._audit(db, _describe("drop", query), count)
+
+    def replay(self, db: sqlite3.Connection, query: Query) -> int:
+        """Park copies of published events, due now, outside the lines, in log order."""
+        if query.side == "inbox" or (query.status and "published" not in query.status):
+            return 0
+        now = self._now()
+        with writing(db):
+            found = self._finder.added(db, replace(query, status=("published",)))
+            positions = json.dumps([one.record.position for one in found])
+            chosen = " UNION ALL ".join(
+                f"SELECT id, {STORED} FROM {self._p}{table} WHERE id IN (SELECT value FROM json_each(:positions))"
+                for table in ("archive", "outbox")
+            )
+            count = db.execute(
+                f"INSERT INTO {self._p}parked (state, due_at, parked_at, replay, position, {STORED})"
+                f" SELECT 'delayed', :now, :now, 1, id, {STORED} FROM ({chosen}) ORDER BY id",
+                {"now": now, "positions": positions},
+            ).rowcount
+            return self._audit(db, _describe("replay", query), count)
+
+    def pause(self, db: sqlite3.Connection, topic: str, who: str, why: str) -> None:
+        """Pause a topic; if it is paused already, since then."""
+        with writing(db):
+            db.execute(
+                f"INSERT INTO {self._p}pauses (topic, since, who, why) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (topic) DO UPDATE SET who = excluded.who, why = excluded.why",
+                (topic, self._now(), who, why),
+            )
+            self._audit(db, f"pause topic={topic}", 1)
+
+    def resume(self, db: sqlite3.Connection, topic: str) -> bool:
+        """End a pause."""
+        with writing(db):
+            count = db.execute(f"DELETE FROM {self._p}pauses WHERE topic = ?", (topic,)).rowcount
+            return bool(self._audit(db, f"resume topic={topic}", count))
+
+    def _choose(self, db: sqlite3.Connection, query: Query, states: Sequence[Status]) -> str:
+        """Give the rows of the parking lot that a query means, of those in one of these states, as a JSON list."""
+        status = [state for state in states if not query.status or state in query.status]
+        if not status:
+            return "[]"
+        find = self._finder.received if query.side == "inbox" else self._finder.added
+        return json.dumps([found.parked_id for found in find(db, replace(query, status=status))])
+
+    def _audit(self, db: sqlite3.Connection, what: str, count: int) -> int:
+        db.execute(
+            f"INSERT INTO {self._p}audit (at, who, what, count) VALUES (?, ?, ?, ?)",
+            (self._now(), _user(), what, count),
+        )
+        return count
+
+    def _now(self) -> int:
+        return microseconds(self._clock.now())
+
+
+def _describe(verb: str, query: Query) -> str:
+    """Write what was asked, for the audit: only the fields that were set."""
+    unset = Query()
+    fields = (
+        (name, getattr(query, name))
+        for name in ("side", "ids", "status", "type", "topic", "aggregate", "consumer", "since", "until", "after")
+    )
+    said = [f"{name}={_text(value)}" for name, value in fields if value != getattr(unset, name)]
+    return " ".join([verb, *said])[:1000]
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"

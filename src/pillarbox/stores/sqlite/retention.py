@@ -1,0 +1,136 @@
+"""Retention: deletes what has been settled for long enough, by id, in bounded batches. Never by an event's own time."""
+
+import sqlite3
+from datetime import timedelta
+
+from pillarbox.core.insert import microseconds
+from pillarbox.ports import Clock, Retention
+from pillarbox.stores.sqlite.connection import writing
+from pillarbox.stores.sqlite.positions import load_positions, published_at
+from pillarbox.stores.sqlite.rows import STORED
+
+BATCH = 5_000
+KEYS = timedelta(days=30)
+FINE = timedelta(minutes=1)
+"""So long every tick is kept; then the last one of each second."""
+
+
+class Pruner:
+    """One bounded batch per call, in one transaction."""
+
+    def __init__(self, prefix: str, clock: Clock) -> None:
+        self._p, self._clock = prefix, clock
+
+    def prune(self, db: sqlite3.Connection, retention: Retention) -> int:
+        """Delete a batch of everything that is old enough; give how many rows went."""
+        with writing(db):
+            count = self._thin(db, self._ago(FINE))
+            if retention.published is not None:
+                old = self._ago(retention.published)
+                count += self._prune_log(db, old, archive=retention.archive != timedelta(0))
+                count += self._prune_parked(db, old)
+                count += self._prune_ticks(db, old)
+            if retention.archive is not None:
+                count += self._delete(db, "archive", "archived_at <= ?", self._ago(retention.archive))
+            if retention.inbox is not None:
+                old = self._ago(retention.inbox)
+                count += self._prune_inbox(db, old)
+                settled = "state IN ('handled', 'dropped') AND settled_at <= ?"
+                count += self._delete(db, "inbox_parked", settled, old)
+            return count + self._prune_keys(db, self._ago(KEYS))
+
+    def _ago(self, age: timedelta) -> int:
+        return microseconds(self._clock.now() - age)
+
+    def _delete(self, db: sqlite3.Connection, table: str, where: str, *parameters: object) -> int:
+        chosen = f"SELECT rowid FROM {self._p}{table} WHERE {where} LIMIT {BATCH}"
+        return db.execute(f"DELETE FROM {self._p}{table} WHERE rowid IN ({chosen})", parameters).rowcount
+
+    def _prune_log(self, db: sqlite3.Connection, old: int, *, archive: bool) -> int:
+        """Delete (or move to the archive) entries that every position has passed, and whose tick is old."""
+        # In the lot: still waiting there, or settled there only lately.
+        chosen = (
+            f"SELECT id FROM {self._p}outbox o WHERE id <= :horizon AND NOT EXISTS"
+            f" (SELECT 1 FROM {self._p}parked WHERE position = o.id AND (settled_at IS NULL OR settled_at > :old))"
+            f" ORDER BY id LIMIT {BATCH}"
+        )
+        named = {"horizon": self._horizon(db, old), "old": old}
+        if archive:
+            db.execute(
+                f"INSERT INTO {self._p}archive (id, {STORED}, status, attempts, last_error, published_at, archived_at)"
+                f" SELECT o.id, {_qualified('o')}, coalesce(p.state, 'published'), coalesce(p.attempts, 0),"
+                f" p.last_error, coalesce(p.settled_at, {published_at(self._p, 'o')}), :now"
+                f" FROM {self._p}outbox o LEFT JOIN {self._p}parked p"
+                f" ON p.id = (SELECT max(id) FROM {self._p}parked WHERE position = o.id AND NOT replay)"
+                f" WHERE o.id IN ({chosen})",
+                named | {"now": microseconds(self._clock.now())},
+            )
+        return db.execute(f"DELETE FROM {self._p}outbox WHERE id IN ({chosen})", named).rowcount
+
+    def _horizon(self, db: sqlite3.Connection, old: int) -> int:
+        """Give the place up to which everything was settled by then, on the main line and on every detour."""
+        newest = f"SELECT last_id FROM {self._p}ticks WHERE at <= ? AND topic IS ? ORDER BY at DESC, n DESC LIMIT 1"
+        main = db.execute(newest, (old, None)).fetchone()
+        places = [load_positions(db, self._p).lowest, main[0] if main else 0]
+        lately = db.execute(
+            f"SELECT topic, min(last_id) FROM {self._p}ticks WHERE at > ? AND topic NOTNULL GROUP BY 1", (old,)
+        )
+        for topic, first in lately.fetchall():
+            before = db.execute(newest, (old, topic)).fetchone()
+            places.append(before[0] if before else first)
+        return min(places)
+
+    def _prune_parked(self, db: sqlite3.Connection, old: int) -> int:
+        """Delete copies that are settled; only after their entry, which would otherwise look published."""
+        left = f"(replay OR NOT EXISTS (SELECT 1 FROM {self._p}outbox WHERE id = position))"
+        return self._delete(db, "parked", f"state IN ('published', 'dropped') AND settled_at <= ? AND {left}", old)
+
+    def _prune_ticks(self, db: sqlite3.Connection, old: int) -> int:
+        """Delete ticks that no entry in the log needs for its time; the newest of every line stays."""
+        [first] = db.execute(f"SELECT min(id) FROM {self._p}outbox").fetchone()
+        first = load_positions(db, self._p).lowest if first is None else first
+        newest = f"n < (SELECT max(n) FROM {self._p}ticks later WHERE later.topic IS it.topic)"
+        sql = f"SELECT n FROM {self._p}ticks it WHERE at <= ? AND last_id < ? AND {newest} ORDER BY at LIMIT {BATCH}"
+        return db.execute(f"DELETE FROM {self._p}ticks WHERE n IN ({sql})", (old, first)).rowcount
+
+    def _thin(self, db: sqlite3.Connection, old: int) -> int:
+        """Leave one tick of each second, with the counts of all, from where the last call came to."""
+        row = db.execute(f"SELECT value FROM {self._p}meta WHERE name = 'thinned'").fetchone()
+        whole = "at / 1000000"
+        rows = db.execute(
+            f"SELECT n, topic, {whole}, published, failed FROM {self._p}ticks WHERE at >= ? AND {whole} < ?"
+            f" AND NOT opened AND NOT closed ORDER BY at, n LIMIT {BATCH}",
+            (int(row[0]) if row else 0, old // 1_000_000),
+        ).fetchall()
+        if not rows:
+            return 0
+        kept: dict[tuple[str | None, int], tuple[int, int, int]] = {}
+        gone = []
+        for n, topic, second, published, failed in sorted(rows):  # the last one by n: a clock may have stepped back
+            if earlier := kept.get((topic, second)):
+                gone.append((earlier[0],))
+                published, failed = published + earlier[1], failed + earlier[2]
+            kept[topic, second] = n, published, failed
+        db.executemany(f"DELETE FROM {self._p}ticks WHERE n = ?", gone)
+        counts = [(published, failed, n) for n, published, failed in kept.values()]
+        db.executemany(f"UPDATE {self._p}ticks SET published = ?, failed = ? WHERE n = ?", counts if gone else [])
+        # A full batch may have cut a second in two: begin with that one the next time.
+        reached = rows[-1][2] + (len(rows) < BATCH)
+        db.execute(
+            f"INSERT INTO {self._p}meta (name, value) VALUES ('thinned', ?)"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
+            (str(reached * 1_000_000),),
+        )
+        return len(gone)
+
+    def _prune_inbox(self, db: sqlite3.Connection, old: int) -> int:
+        chosen = f"SELECT consumer, event_id FROM {self._p}inbox WHERE handled_at <= ? LIMIT {BATCH}"
+        return db.execute(f"DELETE FROM {self._p}inbox WHERE (consumer, event_id) IN ({chosen})", (old,)).rowcount
+
+    def _prune_keys(self, db: sqlite3.Connection, old: int) -> int:
+        chosen = f"SELECT key FROM {self._p}keys WHERE created_at <= ? LIMIT {BATCH}"
+        return db.execute(f"DELETE FROM {self._p}keys WHERE key IN ({chosen})", (old,)).rowcount
+
+
+def _qualified(table: str) -> str:
+    return ", ".join(f"{table}.{column}" for column in STORED.split(", "))

@@ -1,0 +1,93 @@
+"""The outbox at a glance. Every count has a bound, and none walks over the settled part of the log."""
+
+import sqlite3
+
+from pillarbox.core.routing import LANES
+from pillarbox.ports import Away, Pause, RelaySeen, Stats
+from pillarbox.stores.sqlite.connection import reading
+from pillarbox.stores.sqlite.positions import Positions, load_positions
+from pillarbox.stores.sqlite.records import Finder
+from pillarbox.stores.sqlite.rows import instant, maybe_instant
+
+COUNTED = 10_000
+HEADS = 20
+
+
+class Overview:
+    """Counts, the heads of blocked lines, pauses and relays, as of one moment."""
+
+    def __init__(self, prefix: str, finder: Finder) -> None:
+        self._p, self._finder = prefix, finder
+
+    def stats(self, db: sqlite3.Connection) -> Stats:
+        """Look at the whole."""
+        with reading(db):
+            by_topic, oldest = self._pending(db, load_positions(db, self._p))
+            pending = sum(by_topic.values())
+            published = db.execute(
+                f"SELECT at FROM {self._p}ticks WHERE published > 0 ORDER BY n DESC LIMIT 1"
+            ).fetchone()
+            return Stats(
+                pending=min(pending, COUNTED),
+                pending_exact=pending <= COUNTED,
+                oldest_pending_at=maybe_instant(oldest),
+                retrying=self._count(db, "parked", "retrying"),
+                blocked=self._count(db, "parked", "blocked"),
+                delayed=self._count(db, "parked", "delayed"),
+                dead=self._count(db, "parked", "dead"),
+                last_published_at=maybe_instant(published[0]) if published else None,
+                heads=self._finder.heads(db, HEADS),
+                pauses=self._pauses(db),
+                relays=self._relays(db),
+                pending_by_topic=by_topic,
+                inbox_dead=self._count(db, "inbox_parked", "dead"),
+            )
+
+    def _pending(self, db: sqlite3.Connection, positions: Positions) -> tuple[dict[str, int], int | None]:
+        """Count what is beyond the positions, by topic, up to one more than COUNTED; and find the oldest."""
+        rows: list[tuple[int, str, int]] = []
+        for topic, position in positions.detours.items():
+            rows += db.execute(
+                f"SELECT id, topic, created_at FROM {self._p}outbox INDEXED BY {self._p}outbox_topic"
+                " WHERE topic = ? AND id > ? ORDER BY id LIMIT ?",
+                (topic, position, COUNTED + 1),
+            )
+        # Beyond the main position lie the detours' entries too: look at as many as there may be, and leave them out.
+        rows += [
+            row
+            for row in db.execute(
+                f"SELECT id, topic, created_at FROM {self._p}outbox WHERE id > ? ORDER BY id LIMIT ?",
+                (positions.main, COUNTED + 1),
+            )
+            if row[1] not in positions.detours
+        ]
+        rows = sorted(rows)[: COUNTED + 1]
+        by_topic: dict[str, int] = {}
+        for _, topic, _ in rows:
+            by_topic[topic] = by_topic.get(topic, 0) + 1
+        return by_topic, min((created for _, _, created in rows), default=None)
+
+    def _count(self, db: sqlite3.Connection, table: str, state: str) -> int:
+        sql = f"SELECT count(*) FROM (SELECT 1 FROM {self._p}{table} WHERE state = ? LIMIT {COUNTED})"
+        count: int = db.execute(sql, (state,)).fetchone()[0]
+        return count
+
+    def _pauses(self, db: sqlite3.Connection) -> list[Pause]:
+        rows = db.execute(f"SELECT topic, since, who, why FROM {self._p}pauses ORDER BY topic")
+        return [Pause(topic, instant(since), who, why) for topic, since, who, why in rows]
+
+    def _relays(self, db: sqlite3.Connection) -> list[RelaySeen]:
+        rows = db.execute(
+            f"SELECT r.owner, seen_at, lease_until, l.owner IS NOT NULL, away_since, away_error FROM {self._p}relays r"
+            f" LEFT JOIN {self._p}lanes l ON l.owner = r.owner ORDER BY seen_at DESC"
+        )
+        return [
+            RelaySeen(
+                owner,
+                instant(seen),
+                instant(until),
+                LANES if holds else 0,
+                None if since is None else Away(instant(since), error),
+            )
+            for owner, seen, until, holds, since, error in rows
+        ]

@@ -1,0 +1,186 @@
+"""The rules of paused topics: others flow, the paused one keeps its place, nothing is lost whenever a relay dies."""
+
+from pillarbox.ports import Store
+from pillarbox.testing.contracts.store_bench import (
+    StoreBench,
+    event,
+    holder,
+    names,
+    publish_all,
+    read,
+    record,
+    settle,
+    soon,
+)
+
+
+async def pause(store: Store, topic: str = "orders") -> None:
+    await store.pause(topic, "ada", "the shop moves")
+
+
+class PauseRules:
+    """Detours, seen from outside."""
+
+    async def test_a_paused_topic_does_not_come_out_and_others_do(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("B", topic="invoices"))
+        assert names(await read(store)) == ["B"]
+
+    async def test_a_pause_from_before_the_first_relay_holds(self, bench: StoreBench) -> None:
+        admin = await bench.store("admin")
+        await pause(admin)
+        await bench.add(event("A"), event("B", topic="invoices"))
+        assert await publish_all(await holder(bench)) == ["B"]
+
+    async def test_a_topic_goes_on_from_where_it_was_paused(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        assert await publish_all(store) == ["A"]
+        await pause(store)
+        await bench.add(event("B"), event("C"))
+        assert await publish_all(store) == []
+        assert await store.resume("orders")
+        assert await publish_all(store) == ["B", "C"]
+
+    async def test_a_resumed_topic_comes_in_order_with_what_is_new(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"))
+        await publish_all(store)
+        await bench.add(event("B"))
+        await store.resume("orders")
+        await bench.add(event("C"))
+        assert await publish_all(store) == ["A", "B", "C"]
+        await bench.add(event("D"))
+        assert await publish_all(store) == ["D"]
+
+    async def test_a_pause_survives_a_crash(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"))
+        assert await publish_all(store) == ["X"]
+        await bench.crash(store)
+        store = await holder(bench, "b")
+        assert await publish_all(store) == []
+        await store.resume("orders")
+        assert await publish_all(store) == ["A"]
+
+    async def test_what_was_resumed_but_not_settled_comes_out_again_after_a_crash(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"), event("B"), event("C"))
+        await publish_all(store)
+        await store.resume("orders")
+        entries = await read(store)
+        assert names(entries) == ["A", "B", "C"]
+        await settle(store, entries[:1])
+        await bench.crash(store)
+        assert await publish_all(await holder(bench, "b")) == ["B", "C"]
+
+    async def test_what_a_pause_found_given_out_is_settled_as_usual(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("X", topic="invoices"), event("B"))
+        entries = await store.entries(2)
+        assert names(entries) == ["A", "X"]
+        await pause(store)
+        assert await read(store) == []
+        await settle(store, entries)
+        assert await publish_all(store) == []
+        await bench.crash(store)
+        store = await holder(bench, "b")
+        await store.resume("orders")
+        assert await publish_all(store) == ["B"]
+
+    async def test_a_topic_can_be_paused_again_while_it_catches_up(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("B"), event("X", topic="invoices"))
+        await publish_all(store)
+        await store.resume("orders")
+        await settle(store, await store.entries(1))
+        await pause(store)
+        await bench.add(event("C"), event("Y", topic="invoices"))
+        assert await publish_all(store) == ["Y"]
+        await store.resume("orders")
+        assert await publish_all(store) == ["B", "C"]
+
+    async def test_after_it_has_caught_up_a_crash_repeats_nothing_of_it(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"))
+        await publish_all(store)
+        await store.resume("orders")
+        assert await publish_all(store) == ["A"]
+        await bench.crash(store)
+        assert await publish_all(await holder(bench, "b")) == []
+
+    async def test_it_catches_up_while_others_are_in_flight(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"))
+        flying = await read(store)
+        assert names(flying) == ["X"]
+        await store.resume("orders")
+        early = await read(store)  # a store may wait for what is in flight, or not
+        await settle(store, early)
+        await settle(store, flying)
+        assert names(early) + await publish_all(store) == ["A"]
+        await bench.crash(store)
+        assert await publish_all(await holder(bench, "b")) == []
+
+    async def test_two_topics_are_paused_and_resumed_on_their_own(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store, "orders")
+        await bench.add(event("A"), event("X", topic="invoices"))
+        await pause(store, "invoices")
+        await bench.add(event("B"), event("Y", topic="invoices"), event("Z", topic="letters"))
+        assert sorted(await publish_all(store)) == ["Z"]
+        await store.resume("invoices")
+        assert await publish_all(store) == ["X", "Y"]
+        await store.resume("orders")
+        assert await publish_all(store) == ["A", "B"]
+
+    async def test_parked_entries_of_a_paused_topic_stay(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("N", None))
+        await settle(store, await read(store), soon(bench))
+        await pause(store)
+        bench.clock.advance(60)
+        assert await read(store) == []
+        await store.resume("orders")
+        assert sorted(names(await read(store))) == ["A", "N"]
+
+    async def test_a_paused_event_is_pending(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"))
+        await publish_all(store)
+        assert (await record(store, "A")).status == "pending"
+        assert (await record(store, "X")).status == "published"
+        stats = await store.stats()
+        assert (stats.pending, stats.pending_by_topic) == (1, {"orders": 1})
+
+    async def test_an_event_published_after_a_pause_has_that_time(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"))
+        await publish_all(store)
+        published_x = bench.clock.now()
+        bench.clock.advance(3600)
+        await store.resume("orders")
+        await publish_all(store)
+        assert (await record(store, "A")).published_at == bench.clock.now()
+        assert (await record(store, "X")).published_at == published_x
+
+    async def test_people_see_who_paused_a_topic_and_why(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        await pause(store)
+        [seen] = (await store.stats()).pauses
+        assert (seen.topic, seen.who, seen.why, seen.since) == ("orders", "ada", "the shop moves", bench.clock.now())
+        await store.resume("orders")
+        assert list((await store.stats()).pauses) == []
+
+    async def test_resuming_a_topic_that_flows_says_so(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        assert not await store.resume("orders")

@@ -1,0 +1,135 @@
+"""A shop whose outbox and broker are files in an empty directory, driven through the real command."""
+
+import json
+import os
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pillarbox import Event
+from pillarbox.dbapi import Outbox
+
+PATIENCE = 30.0
+
+
+class Shop:
+    """Types commands and looks what they did."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.database, self.broker = "sqlite:///shop.db", "sqlite:///stream.db"
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PILLARBOX_")}
+
+    def type(
+        self, line: str, *, code: int = 0, answer: str = "", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Type a line and expect its exit code."""
+        done = subprocess.run(
+            self._arguments(line),
+            cwd=self.directory,
+            env=self.environment | environment,
+            input=answer,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        assert done.returncode == code, f"{line}: {done.returncode}\n{done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    def json(self, line: str, *, code: int = 0, answer: str = "") -> Any:
+        """Type a line and read its JSON."""
+        return json.loads(self.type(line, code=code, answer=answer).stdout)
+
+    @contextmanager
+    def running(self, line: str) -> Iterator[subprocess.Popen[str]]:
+        """Run a daemon meanwhile; it must stop well on SIGTERM."""
+        process = subprocess.Popen(
+            self._arguments(line),
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            yield process
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0, process.communicate()
+        finally:
+            process.kill()
+            process.communicate()
+
+    def _arguments(self, line: str) -> list[str]:
+        command, *words = shlex.split(line)
+        assert command == "pillarbox"
+        return [sys.executable, "-m", "pillarbox", *words]
+
+    def add(self, *events: Event[Any]) -> list[str]:
+        """Add events in one transaction, as an application does; give their ids."""
+        connection = sqlite3.connect(self.directory / "shop.db")
+        try:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                Outbox().add(connection, *events)
+        finally:
+            connection.close()
+        return [str(event.id) for event in events]
+
+    def placed(self, number: int = 7) -> str:
+        """Add one event of an order; give its id."""
+        (id,) = self.add(Event("OrderPlaced", {"order_id": number}, aggregate=("order", number)))
+        return id
+
+    def received(self) -> list[str]:
+        """Give the ids of what the broker has, in order."""
+        if not (self.directory / "stream.db").is_file():
+            return []
+        connection = sqlite3.connect(self.directory / "stream.db")
+        try:
+            return [
+                row[0] for row in connection.execute("SELECT json_extract(headers, '$.id') FROM messages ORDER BY id")
+            ]
+        except sqlite3.OperationalError:  # the broker is about to make its tables
+            return []
+        finally:
+            connection.close()
+
+    def status(self, *, code: int = 0) -> list[str]:
+        """Ask why nothing happens; give the lines."""
+        return self.type(
+            f"pillarbox status --database {self.database} --broker {self.broker}", code=code
+        ).stdout.splitlines()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until something holds; fail if it takes too long."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+@pytest.fixture
+def migrated(shop: Shop) -> Shop:
+    shop.type(f"pillarbox migrate up --database {shop.database}")
+    return shop
+
+
+@pytest.fixture(name="until")
+def _until() -> Callable[[Callable[[], bool]], None]:
+    return until

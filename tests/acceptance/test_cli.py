@@ -1,0 +1,500 @@
+"""The command line: its habits, its exit codes, and a clear line for every kind of bad input."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pillarbox import Event
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Shop
+
+Until = Callable[[Callable[[], bool]], None]
+RECORD_KEYS = {
+    "position",
+    "event_id",
+    "status",
+    "type",
+    "topic",
+    "aggregate",
+    "created_at",
+    "published_at",
+    "attempts",
+    "last_error",
+    "next_try_at",
+    "blocked_by",
+    "number",
+    "idempotency_key",
+    "occurred_at",
+    "available_at",
+    "content_type",
+    "headers",
+    "consumer",
+    "payload",
+    "body_base64",
+}
+
+
+@pytest.fixture
+def configured(shop: "Shop") -> "Shop":
+    """A shop with a settings file and tables, so that commands need no flags."""
+    shop.type("pillarbox init")
+    shop.type("pillarbox migrate up")
+    return shop
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("database = \n", "pillarbox: pillarbox.toml: Invalid value (at line 1, column 12)"),
+        (
+            "[relay]\nbach = 10",
+            "pillarbox: pillarbox.toml: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
+        ),
+        (
+            '[relay]\npublish_timeout = "20 s"',
+            "pillarbox: relay.publish_timeout: 20 s must be below relay.lease, which is 15 s:"
+            " shorten the one or lengthen the other (pillarbox.toml)",
+        ),
+    ],
+)
+def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, line: str) -> None:
+    (shop.directory / "pillarbox.toml").write_text(text)
+    done = shop.type("pillarbox config show", code=1)
+    assert (done.stdout, done.stderr) == ("", f"{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (
+            "status",
+            "database: is not set: give --database sqlite:///shop.db, PILLARBOX_DATABASE, or database = … in"
+            " pillarbox.toml",
+        ),
+        (
+            "status --database shop.db",
+            "database: 'shop.db' is not a URL: write for example sqlite:///shop.db",
+        ),
+        (
+            "status --database sqlite://shop.db",
+            "database: 'sqlite://shop.db' names no file: write sqlite:///shop.db or sqlite:////absolute/shop.db",
+        ),
+        (
+            "status --database postgresql://shop:hunter2@localhost/shop",
+            "database: 'postgresql://shop:***@localhost/shop' is of no known kind; known are sqlite",
+        ),
+        (
+            "relay once --database sqlite:///shop.db --broker kafka://localhost",
+            "broker: 'kafka://localhost' is of no known kind; known are sqlite, stdout, memory",
+        ),
+        (
+            "relay run --database sqlite:///shop.db",
+            "broker: is not set: give --broker sqlite:///stream.db, PILLARBOX_BROKER, or broker = … in pillarbox.toml",
+        ),
+        (
+            "relay once --database sqlite:///shop.db --broker stdout:",
+            "there is no database shop.db yet: run `pillarbox migrate up --database sqlite:///shop.db`",
+        ),
+        (
+            "events list --database sqlite:///shop.db",
+            "there is no database shop.db yet: run `pillarbox migrate up --database sqlite:///shop.db`",
+        ),
+        (
+            "events list --set relay.bach=5",
+            "--set relay.bach: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
+        ),
+        (
+            "status --config missing.toml",
+            "missing.toml: cannot be read: No such file or directory; `pillarbox init` writes one",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_code_1(shop: "Shop", command: str, line: str) -> None:
+    done = shop.type(f"pillarbox {command}", code=1)
+    assert (done.stdout, done.stderr) == ("", f"pillarbox: {line}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("relay run --bogus", "No such option: --bogus"),
+        ("bogus", "No such command 'bogus'."),
+        ("pause", "Missing argument 'TOPIC'"),
+        ("config show --set relay.batch", "'relay.batch' is not KEY=VALUE"),
+        ("events list --status bogus", "'bogus' is none of pending, retrying,"),
+        ("events list --aggregate order", "'order' is not TYPE:ID, such as order:7"),
+        ("events list --since yesterday", "'yesterday' is neither a time"),
+        ("events list --limit 0", "Invalid value for '--limit'"),
+        ("events list --consumer billing", "only the inbox has consumers: add --inbox"),
+        ("dead drop", "name events by their ids, narrow them down, or say --all"),
+        ("dead retry", "name events by their ids, narrow them down, or say --all"),
+        ("consume billing --topic a", "'billing' is not MODULE:INBOX, such as shop.billing:inbox"),
+        ("consume billing:inbox", "Missing option '--topic'"),
+    ],
+)
+def test_wrong_usage_is_code_2(shop: "Shop", command: str, words: str) -> None:
+    done = shop.type(f"pillarbox {command}", code=2)
+    assert done.stdout == ""
+    assert words in done.stderr
+
+
+def test_a_database_that_is_none_is_refused_by_every_command(shop: "Shop") -> None:
+    (shop.directory / "shop.db").write_text("this is a letter, not a database, and long enough to be taken for one")
+    for command in ("migrate up", "migrate status", "relay once --broker stdout:", "dead list"):
+        done = shop.type(f"pillarbox {command} --database {shop.database}", code=1)
+        assert done.stderr == "pillarbox: shop.db is not an SQLite database; look at the path in the setting database\n"
+
+
+def test_debug_shows_where_an_error_arose(shop: "Shop") -> None:
+    for variable, flag in (({}, "--debug "), ({"PILLARBOX_DEBUG": "1"}, "")):
+        done = subprocess.run(
+            [sys.executable, "-m", "pillarbox", *flag.split(), "status"],
+            cwd=shop.directory,
+            env=shop.environment | variable,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert "Traceback" in done.stderr
+        assert "pillarbox.errors.ConfigError: database: is not set" in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_it_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules['{missing}'] = None; from pillarbox.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "pillarbox: the command line needs the extra 'cli': pip install 'pillarbox[cli]'\n"
+
+
+# --- settings
+
+
+def test_init_writes_a_file_that_the_other_commands_read(shop: "Shop") -> None:
+    assert shop.json("pillarbox init --json --database sqlite:///a.db --broker stdout:") == {"file": "pillarbox.toml"}
+    shown = {one["key"]: one for one in shop.json("pillarbox config show --json")}
+    assert shown["database"] == {"key": "database", "value": "sqlite:///a.db", "origin": "pillarbox.toml"}
+    assert shown["relay.batch"] == {"key": "relay.batch", "value": 1000, "origin": "default"}
+
+
+def test_init_writes_over_a_file_only_by_force(shop: "Shop") -> None:
+    path = shop.directory / "pillarbox.toml"
+    path.write_text("# mine")
+    done = shop.type("pillarbox init", code=1)
+    assert done.stderr == "pillarbox: pillarbox.toml is there already: --force writes over it\n"
+    assert path.read_text() == "# mine"
+    shop.type("pillarbox init --force")
+    assert "[relay]" in path.read_text()
+
+
+def test_config_show_says_where_each_value_came_from_and_hides_secrets(shop: "Shop") -> None:
+    (shop.directory / "pillarbox.toml").write_text('database = "sqlite:///file.db"\n[webhooks]\nsecret = "hunter2"')
+    done = shop.type(
+        "pillarbox config show --broker rabbitmq://shop:hunter2@host/ --set relay.batch=5",
+        PILLARBOX_RELAY_RETRIES="2",
+        PILLARBOX_DATABASE="sqlite:///environment.db",
+    )
+    lines = {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    assert lines["database"] == ["sqlite:///environment.db", "PILLARBOX_DATABASE"]
+    assert lines["broker"] == ["rabbitmq://shop:***@host/", "--broker"]
+    assert lines["relay.batch"] == ["5", "--set", "relay.batch"]
+    assert lines["relay.retries"] == ["2", "PILLARBOX_RELAY_RETRIES"]
+    assert lines["webhooks.secret"] == ["***", "pillarbox.toml"]
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+# --- tables
+
+
+def test_migrate_tells_what_it_did_and_checks(shop: "Shop") -> None:
+    url = f"--database {shop.database}"
+    assert shop.json(f"pillarbox migrate status --json {url}") == {"version": 0, "needed": 1}
+    assert shop.json(f"pillarbox migrate check --json {url}", code=3) == {"version": 0, "needed": 1, "fine": False}
+    assert shop.json(f"pillarbox migrate up --json {url}") == {"applied": [1], "version": 1}
+    assert shop.json(f"pillarbox migrate up --json {url}") == {"applied": [], "version": 1}
+    assert shop.json(f"pillarbox migrate check --json {url}") == {"version": 1, "needed": 1, "fine": True}
+
+
+def test_the_script_that_is_printed_makes_the_tables(shop: "Shop") -> None:
+    script = shop.type(f"pillarbox migrate sql --database {shop.database} --set outbox.prefix=mail_").stdout
+    assert not (shop.directory / "shop.db").exists()
+    connection = sqlite3.connect(shop.directory / "shop.db")
+    connection.executescript(script)
+    connection.close()
+    shop.type(f"pillarbox migrate check --database {shop.database} --set outbox.prefix=mail_")
+    assert shop.json(f"pillarbox migrate sql --json --database {shop.database} --set outbox.prefix=mail_")["sql"] == (
+        script.removesuffix("\n")
+    )
+
+
+# --- looking at events
+
+
+def test_events_are_listed_as_json_with_fixed_keys(configured: "Shop") -> None:
+    json_id, bytes_id = configured.add(
+        Event("OrderPlaced", {"total": 42}, aggregate=("order", 7), headers={"tenant": "a"}),
+        Event("Scan", b"\x00\x01", content_type="application/octet-stream"),
+    )
+    newest, oldest = configured.json("pillarbox events list --json")
+    assert set(newest) == set(oldest) == RECORD_KEYS
+    assert (oldest["event_id"], oldest["payload"], oldest["body_base64"]) == (json_id, {"total": 42}, None)
+    assert (oldest["status"], oldest["aggregate"], oldest["headers"]) == ("pending", ["order", "7"], {"tenant": "a"})
+    assert (newest["event_id"], newest["payload"], newest["body_base64"]) == (bytes_id, None, "AAE=")
+    assert newest["aggregate"] is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("--type OrderPaid", [1]),
+        ("--topic order-events --oldest-first", [0, 1]),
+        ("--topic order-events", [1, 0]),
+        ("--aggregate user:1", [2]),
+        ("--limit 1", [2]),
+        ("--status pending --since '5 min'", [2, 1, 0]),
+    ],
+)
+def test_flags_narrow_a_list_down(configured: "Shop", flags: str, found: list[int]) -> None:
+    ids = configured.add(
+        Event("OrderPlaced", {}, aggregate=("order", 1)),
+        Event("OrderPaid", {}, aggregate=("order", 1)),
+        Event("UserJoined", {}, aggregate=("user", 1)),
+    )
+    listed = configured.json(f"pillarbox events list --json {flags}")
+    assert [ids.index(one["event_id"]) for one in listed] == found
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "events list --status dead",
+        "events list --until '1 h'",
+        "events list --inbox",
+        "events show 00000000-0000-7000-8000-000000000000",
+        "dead list",
+        "dead list --inbox",
+        "dead show 00000000-0000-7000-8000-000000000000",
+        "dead retry --all",
+        "dead drop 00000000-0000-7000-8000-000000000000",
+        "resume order-events",
+    ],
+)
+def test_nothing_matched_is_code_4(configured: "Shop", command: str) -> None:
+    configured.placed()
+    done = configured.type(f"pillarbox {command}", code=4)
+    assert done.stdout == ""
+    assert done.stderr.startswith("no ")
+
+
+def test_an_empty_list_is_an_empty_array(configured: "Shop") -> None:
+    assert configured.json("pillarbox events list --json", code=4) == []
+
+
+def test_show_tells_everything_about_one_event(configured: "Shop") -> None:
+    id = configured.placed()
+    text = configured.type(f"pillarbox events show {id}").stdout
+    assert re.search(rf"event id +{id}", text)
+    assert re.search(r"aggregate +order 7", text)
+    assert re.search(r'payload +\{"order_id": 7\}', text)
+    assert configured.json(f"pillarbox events show {id} --json")["event_id"] == id
+
+
+def test_a_table_in_a_pipe_is_not_cut_off(configured: "Shop") -> None:
+    configured.add(Event("A" * 200, {}, aggregate=("order", "b" * 200)))
+    text = configured.type("pillarbox events list").stdout
+    assert "A" * 200 in text
+    assert "b" * 200 in text
+
+
+def test_tail_follows_and_stops_with_ctrl_c(configured: "Shop") -> None:
+    first = configured.placed()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pillarbox", "events", "tail", "--json"],
+        cwd=configured.directory,
+        env=configured.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event_id"] == first
+        second = configured.placed(8)
+        assert json.loads(process.stdout.readline())["event_id"] == second
+        process.send_signal(signal.SIGINT)
+        _, talk = process.communicate(timeout=30)
+        assert (process.returncode, talk) == (0, "")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- relaying
+
+
+def test_relay_once_says_what_it_did(configured: "Shop") -> None:
+    ids = [configured.placed(), configured.placed(8)]
+    assert configured.type("pillarbox relay once").stdout == "published 2 events\n"
+    assert configured.json("pillarbox relay once --json") == {"published": 0}
+    assert configured.received() == ids
+
+
+def test_events_printed_to_stdout_are_one_json_line_each(configured: "Shop") -> None:
+    id = configured.placed()
+    done = configured.type("pillarbox relay once --json --broker stdout:")
+    event, summary = (json.loads(line) for line in done.stdout.splitlines())
+    assert id in json.dumps(event)
+    assert summary == {"published": 1}
+
+
+def test_relay_once_fails_when_the_broker_is_away(configured: "Shop") -> None:
+    configured.placed()
+    (configured.directory / "stream.db").mkdir()
+    done = configured.type("pillarbox relay once", code=1)
+    assert "the broker's file stream.db cannot be used now: unable to open database file" in done.stderr
+    assert configured.json("pillarbox events list --json")[0]["status"] == "pending"
+
+
+def test_relay_run_logs_json_lines_and_hides_secrets(configured: "Shop", until: Until) -> None:
+    id = configured.placed()
+    with configured.running("pillarbox relay run --json") as process:
+        until(lambda: configured.received() == [id])
+        process.send_signal(signal.SIGTERM)
+        data, talk = process.communicate(timeout=30)
+    lines = [json.loads(line) for line in talk.splitlines()]
+    assert data == ""
+    assert lines[0]["text"] == "relays from sqlite:///shop.db to sqlite:///stream.db"
+    assert [line["moment"] for line in lines] == [None, "lanes taken", "lanes released", None]
+
+
+# --- what destroys
+
+
+@pytest.fixture
+def dead(configured: "Shop") -> tuple["Shop", list[str]]:
+    """Two dead events of two orders."""
+    ids = [configured.placed(1), configured.placed(2)]
+    code = (
+        "import asyncio, pillarbox\n"
+        "def publish(messages): raise pillarbox.PublishRejected('refused')\n"
+        "asyncio.run(pillarbox.Relay(database='sqlite:///shop.db', publish=publish).run_once())"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=configured.directory, check=True, capture_output=True)
+    return configured, ids
+
+
+def test_dead_events_are_listed_and_shown_with_why(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    listed = shop.json("pillarbox dead list --json")
+    assert {one["event_id"] for one in listed} == set(ids)
+    assert all(set(one) == RECORD_KEYS and one["last_error"] == "refused" for one in listed)
+    assert "refused" in shop.type(f"pillarbox dead show {ids[0]}").stdout
+    assert shop.json(f"pillarbox dead show {ids[0]} --json")["status"] == "dead"
+
+
+def test_dropping_says_how_many_and_asks(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    done = shop.type("pillarbox dead drop --all", code=1, answer="n\n")
+    assert done.stderr.startswith("2 dead events will be dropped\nGo on? [y/N] ")
+    assert len(shop.json("pillarbox dead list --json")) == 2
+    done = shop.type(f"pillarbox dead drop {ids[0]}", answer="y\n")
+    assert done.stderr.startswith("1 dead event will be dropped\n")
+    assert done.stdout == "dropped 1 event\n"
+    assert [one["event_id"] for one in shop.json("pillarbox dead list --json")] == [ids[1]]
+    assert shop.json(f"pillarbox events show {ids[0]} --json")["status"] == "dropped"
+
+
+def test_without_anybody_to_ask_nothing_is_dropped(dead: tuple["Shop", list[str]]) -> None:
+    shop, _ = dead
+    shop.type("pillarbox dead drop --all", code=1, answer="")
+    assert len(shop.json("pillarbox dead list --json")) == 2
+
+
+def test_a_dry_run_only_says_how_many(dead: tuple["Shop", list[str]]) -> None:
+    shop, _ = dead
+    for verb, done_to in (("drop", "dropped"), ("retry", "retried")):
+        done = shop.type(f"pillarbox dead {verb} --all --dry-run --json")
+        assert done.stderr == f"2 dead events would be {done_to}\n"
+        assert json.loads(done.stdout) == {done_to: 0, "matched": 2, "dry_run": True}
+    assert len(shop.json("pillarbox dead list --json")) == 2
+
+
+def test_yes_does_not_ask(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    done = shop.type("pillarbox dead retry --topic order-events --yes --json")
+    assert json.loads(done.stdout) == {"retried": 2, "matched": 2, "dry_run": False}
+    shop.type("pillarbox relay once")
+    assert sorted(shop.received()) == sorted(ids)
+
+
+# --- topics
+
+
+def test_pause_and_resume_answer_in_json_too(configured: "Shop") -> None:
+    assert configured.json("pillarbox pause order-events --json") == {"topic": "order-events", "paused": True}
+    assert configured.json("pillarbox resume order-events --json") == {"topic": "order-events", "paused": False}
+
+
+# --- colour
+
+
+@pytest.mark.parametrize(("environment", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_has_colour_unless_it_is_unwanted(
+    configured: "Shop", environment: dict[str, str], coloured: bool
+) -> None:
+    configured.placed()
+    assert ("\x1b[3" in _on_a_terminal(configured, environment)) is coloured
+
+
+def test_a_pipe_has_no_colour(configured: "Shop") -> None:
+    configured.placed()
+    assert "\x1b" not in configured.type("pillarbox status", code=3).stdout
+
+
+def _on_a_terminal(shop: "Shop", environment: dict[str, str]) -> str:
+    ours, theirs = pty.openpty()
+    inherited = {name: value for name, value in shop.environment.items() if name not in ("NO_COLOR", "TERM")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pillarbox", "status"],
+        cwd=shop.directory,
+        env=inherited | {"TERM": "xterm-256color"} | environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    text = b""
+    try:
+        while select.select([ours], [], [], 30)[0]:
+            text += os.read(ours, 4096)
+    except OSError:  # Linux says that the other end was closed
+        pass
+    finally:
+        os.close(ours)
+        assert process.wait(30) == 3
+    return text.decode()
+
+
+def test_the_version_is_printed(shop: "Shop") -> None:
+    assert shop.type("pillarbox --version").stdout == "pillarbox 0.1.0.dev0\n"
+
+
+def test_the_installed_command_is_the_same(shop: "Shop") -> None:
+    command = Path(sys.executable).with_name("pillarbox")
+    done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == shop.type("pillarbox --version").stdout

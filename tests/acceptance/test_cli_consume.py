@@ -1,0 +1,115 @@
+"""`pillarbox consume`: the handlers of a module run; what is no inbox is refused; the dead of an inbox are mended."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Shop
+
+Until = Callable[[Callable[[], bool]], None]
+BILLING = """
+import sqlite3
+from pathlib import Path
+from pillarbox import Reject
+from pillarbox.dbapi import Inbox
+
+inbox = Inbox("billing", lambda: sqlite3.connect("billing.db"))
+not_an_inbox = 5
+
+@inbox.handler("OrderPlaced")
+def bill(connection, event):
+    if event.payload["order_id"] == 13 and not Path("superstition-is-over").exists():
+        raise Reject("we do not bill order 13")
+    connection.execute("INSERT INTO invoices VALUES (?)", [event.payload["order_id"]])
+"""
+CONSUME = "pillarbox consume billing:inbox --topic order-events --broker sqlite:///stream.db"
+
+
+@pytest.fixture
+def billing(migrated: "Shop") -> "Shop":
+    (migrated.directory / "billing.py").write_text(BILLING)
+    migrated.type("pillarbox migrate up --database sqlite:///billing.db")
+    connection = sqlite3.connect(migrated.directory / "billing.db")
+    connection.execute("CREATE TABLE invoices (order_id)")
+    connection.close()
+    return migrated
+
+
+def invoices(shop: "Shop") -> list[int]:
+    connection = sqlite3.connect(shop.directory / "billing.db")
+    try:
+        return [row[0] for row in connection.execute("SELECT order_id FROM invoices ORDER BY rowid")]
+    finally:
+        connection.close()
+
+
+def relay(shop: "Shop") -> None:
+    shop.type(f"pillarbox relay once --database {shop.database} --broker {shop.broker}")
+
+
+def test_the_handlers_of_a_module_in_the_current_directory_run(billing: "Shop", until: Until) -> None:
+    billing.placed(7)
+    billing.placed(8)
+    relay(billing)
+    with billing.running(CONSUME):
+        until(lambda: sorted(invoices(billing)) == [7, 8])
+
+
+def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", until: Until) -> None:
+    id = billing.placed(13)
+    relay(billing)
+    dead = "--inbox --database sqlite:///billing.db"
+    with billing.running(CONSUME):
+        until(lambda: bool(_parked(billing)))
+        (record,) = billing.json(f"pillarbox dead list --json {dead}")
+        assert (record["event_id"], record["consumer"], record["status"]) == (id, "billing", "dead")
+        assert record["last_error"].startswith("we do not bill order 13")
+        assert "we do not bill order 13" in billing.type(f"pillarbox dead show {id} {dead}").stdout
+        (billing.directory / "superstition-is-over").touch()
+        done = billing.type(f"pillarbox dead retry {id} --json {dead}")
+        assert json.loads(done.stdout) == {"retried": 1, "matched": 1, "dry_run": False}
+        until(lambda: invoices(billing) == [13])
+
+
+def test_what_a_handler_rejects_can_be_dropped(billing: "Shop", until: Until) -> None:
+    billing.placed(13)
+    relay(billing)
+    with billing.running(CONSUME):
+        until(lambda: bool(_parked(billing)))
+    done = billing.type("pillarbox dead drop --consumer billing --inbox --yes --database sqlite:///billing.db")
+    assert done.stdout == "dropped 1 event\n"
+    billing.type("pillarbox dead list --inbox --database sqlite:///billing.db", code=4)
+
+
+def _parked(shop: "Shop") -> list[str]:
+    connection = sqlite3.connect(shop.directory / "billing.db")
+    try:
+        return [
+            row[0] for row in connection.execute("SELECT event_id FROM pillarbox_inbox_parked WHERE state = 'dead'")
+        ]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("bilking:inbox", "bilking:inbox: there is no module 'bilking' here or on the path"),
+        ("billing.deeper:inbox", "billing.deeper:inbox: there is no module 'billing.deeper' here or on the path"),
+        ("billing:outbox", "billing:outbox: module 'billing' has no 'outbox'"),
+        ("billing:not_an_inbox", "inbox: 5 is no Inbox of pillarbox.sqlalchemy or pillarbox.dbapi"),
+    ],
+)
+def test_what_is_no_inbox_is_one_line_and_code_1(billing: "Shop", place: str, line: str) -> None:
+    done = billing.type(f"pillarbox consume {place} --topic order-events --broker sqlite:///stream.db", code=1)
+    assert done.stderr == f"pillarbox: {line}\n"
+
+
+def test_tables_that_are_missing_name_the_command(billing: "Shop") -> None:
+    (billing.directory / "billing.db").unlink()
+    done = billing.type(CONSUME, code=1)
+    assert "pillarbox migrate up" in done.stderr.splitlines()[-1]

@@ -1,0 +1,229 @@
+""" "I added an event and nothing happens": each answer of `pillarbox status`, word for word, and its cure, tried."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pillarbox import PublishRejected, Relay, Settings
+from pillarbox.admin.admin import Report
+from pillarbox.core.message import Message
+from pillarbox.wiring import open_admin
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Shop
+
+Until = Callable[[Callable[[], bool]], None]
+
+
+def commands_of(lines: list[str]) -> list[str]:
+    """Give the commands that the answer names."""
+    return [line.removeprefix("  run: ").removeprefix("  or:  ") for line in lines if line.startswith("  ")]
+
+
+def test_no_tables(shop: "Shop") -> None:
+    lines = shop.status(code=3)
+    assert lines == [
+        "✗ there are no Pillarbox tables in sqlite:///shop.db",
+        "  run: pillarbox migrate up --database sqlite:///shop.db",
+    ]
+    shop.type(commands_of(lines)[0])
+    id = shop.placed()
+    shop.type(f"pillarbox relay once --database {shop.database} --broker {shop.broker}")
+    assert shop.received() == [id]
+
+
+def test_no_tables_in_a_database_that_is_there(shop: "Shop") -> None:
+    sqlite3.connect(shop.directory / "shop.db").executescript("CREATE TABLE orders (id)").connection.close()
+    assert shop.status(code=3)[0] == "✗ there are no Pillarbox tables in sqlite:///shop.db"
+
+
+def test_asking_makes_no_database(shop: "Shop") -> None:
+    shop.status(code=3)
+    assert list(shop.directory.iterdir()) == []
+
+
+def test_no_relay_ever(migrated: "Shop", until: Until) -> None:
+    id = migrated.placed()
+    lines = migrated.status(code=3)
+    assert lines == [
+        "✗ no relay has ever run on this outbox; 1 event is waiting",
+        "  run: pillarbox relay run --database sqlite:///shop.db --broker sqlite:///stream.db",
+    ]
+    with migrated.running(commands_of(lines)[0]):
+        until(lambda: migrated.received() == [id])
+        until(lambda: migrated.status() == ["✓ all is well: nothing is waiting"])
+
+
+def test_no_relay_seen_for_minutes(migrated: "Shop", until: Until) -> None:
+    migrated.type(f"pillarbox relay once --database {migrated.database} --broker {migrated.broker}")
+    with sqlite3.connect(migrated.directory / "shop.db") as connection:
+        connection.execute(
+            "UPDATE pillarbox_relays SET seen_at = seen_at - 720000000, lease_until = lease_until - 705000000"
+        )
+    connection.close()
+    ids = [migrated.placed(), migrated.placed()]
+    lines = migrated.status(code=3)
+    assert lines == [
+        "✗ no relay has been seen for 12 min; 2 events are waiting",
+        "  run: pillarbox relay run --database sqlite:///shop.db --broker sqlite:///stream.db",
+    ]
+    with migrated.running(commands_of(lines)[0]):
+        until(lambda: migrated.received() == ids)
+
+
+def test_paused_and_by_whom(migrated: "Shop", until: Until) -> None:
+    migrated.type(
+        f"pillarbox pause order-events --why 'the shop moves house' --database {migrated.database}", LOGNAME="ann"
+    )
+    id = migrated.placed()
+    with migrated.running(f"pillarbox relay run --database {migrated.database} --broker {migrated.broker}"):
+        until(lambda: relay_is_seen(migrated))
+        (line, *commands) = migrated.status(code=3)
+        assert line.startswith("✗ topic order-events was paused ")
+        assert " ago by ann@" in line
+        assert line.endswith(": the shop moves house; 1 event is waiting")
+        assert commands == ["  run: pillarbox resume order-events --database sqlite:///shop.db"]
+        assert migrated.received() == []
+        migrated.type(commands_of(commands)[0])
+        until(lambda: migrated.received() == [id])
+
+
+def test_a_broker_that_is_away(migrated: "Shop", until: Until) -> None:
+    in_the_way = migrated.directory / "stream.db"
+    in_the_way.mkdir()
+    id = migrated.placed()
+    with migrated.running(
+        f"pillarbox relay run --database {migrated.database} --broker {migrated.broker} --set relay.lease='12 s'"
+    ):
+        until(lambda: "broker away" in kinds(migrated))
+        (line,) = migrated.status(code=3)
+        assert line.startswith("✗ the broker has been away since 20")
+        assert line.endswith(
+            "): the broker's file stream.db cannot be used now: unable to open database file; "
+            "the relay goes on by itself once it is back"
+        )
+        in_the_way.rmdir()
+        until(lambda: migrated.received() == [id])
+        until(lambda: kinds(migrated) == ["fine"])
+
+
+@pytest.fixture
+def blocked(migrated: "Shop") -> tuple["Shop", list[str]]:
+    """An aggregate of two events, the first of which was refused for good."""
+    ids = [migrated.placed(), migrated.placed()]
+
+    def publish(messages: list[Message]) -> None:
+        raise PublishRejected("the schema registry does not know it")
+
+    relay = Relay(database=f"sqlite:///{migrated.directory / 'shop.db'}", publish=publish)
+    asyncio.run(relay.run_once())
+    return migrated, ids
+
+
+def test_blocked_behind_a_dead_event_which_is_retried(blocked: tuple["Shop", list[str]]) -> None:
+    shop, (refused, follower) = blocked
+    lines = shop.status(code=3)
+    assert lines[:3] == [
+        f"✗ order 7 in order-events is blocked behind OrderPlaced {refused}, dead after 1 attempt: "
+        "the schema registry does not know it",
+        f"  run: pillarbox dead retry {refused} --database sqlite:///shop.db",
+        f"  or:  pillarbox dead drop {refused} --database sqlite:///shop.db",
+    ]
+    retry, _ = commands_of(lines[:3])
+    assert shop.type(retry).stdout == "retried 1 event\n"
+    shop.type(f"pillarbox relay once --database {shop.database} --broker {shop.broker}")
+    assert shop.received() == [refused, follower]
+    assert shop.status()[0] == "✓ all is well: nothing is waiting"
+
+
+def test_blocked_behind_a_dead_event_which_is_dropped(blocked: tuple["Shop", list[str]]) -> None:
+    shop, (_, follower) = blocked
+    _, drop = commands_of(shop.status(code=3)[:3])
+    assert shop.type(drop, answer="y\n").stdout == "dropped 1 event\n"
+    shop.type(f"pillarbox relay once --database {shop.database} --broker {shop.broker}")
+    assert shop.received() == [follower]
+
+
+def test_a_database_that_is_none(shop: "Shop") -> None:
+    (shop.directory / "shop.db").write_text("this is a letter, not a database, and it is long enough to be read as one")
+    done = shop.type(f"pillarbox status --database {shop.database}", code=1)
+    assert done.stderr == ("pillarbox: shop.db is not an SQLite database; look at the path in the setting database\n")
+
+
+def test_tables_from_the_future(migrated: "Shop") -> None:
+    with sqlite3.connect(migrated.directory / "shop.db") as connection:
+        connection.execute("UPDATE pillarbox_meta SET value = '9' WHERE name = 'schema'")
+    connection.close()
+    assert migrated.status(code=3) == [
+        "✗ the tables in sqlite:///shop.db are version 9, but this release knows only 1: "
+        "a newer release made them, use that one"
+    ]
+    for command in ("migrate up", "events list", "dead list", "pause order-events"):
+        done = migrated.type(f"pillarbox {command} --database {migrated.database}", code=1)
+        assert "version 9, from the future" in done.stderr
+    migrated.type(f"pillarbox migrate check --database {migrated.database}", code=3)
+
+
+def test_settings_in_a_file_are_not_repeated_in_the_command(shop: "Shop") -> None:
+    shop.type("pillarbox init")
+    done = shop.type("pillarbox status", code=3)
+    assert done.stdout.splitlines()[1] == "  run: pillarbox migrate up"
+    shop.type("pillarbox migrate up")
+    shop.placed()
+    assert shop.type("pillarbox status", code=3).stdout.splitlines()[1] == "  run: pillarbox relay run"
+
+
+def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
+    migrated.type(f"pillarbox relay once --database {migrated.database} --broker {migrated.broker}")
+    migrated.type(f"pillarbox pause a --database {migrated.database}")
+    answer = migrated.json(f"pillarbox status --json --database {migrated.database}")
+    assert set(answer) == {"healthy", "findings", "stats"}
+    assert answer["healthy"] is True
+    assert set(answer["findings"][0]) == {"severity", "kind", "line", "commands"}
+    assert set(answer["stats"]) == {
+        "pending",
+        "pending_exact",
+        "pending_by_topic",
+        "oldest_pending_at",
+        "retrying",
+        "blocked",
+        "delayed",
+        "dead",
+        "inbox_dead",
+        "last_published_at",
+        "pauses",
+        "relays",
+    }
+    assert set(answer["stats"]["pauses"][0]) == {"topic", "since", "who", "why"}
+    assert set(answer["stats"]["relays"][0]) == {
+        "owner",
+        "seen_at",
+        "lease_until",
+        "lanes",
+        "away_since",
+        "away_error",
+    }
+
+
+def test_without_tables_its_json_has_no_figures(shop: "Shop") -> None:
+    answer = shop.json(f"pillarbox status --json --database {shop.database}", code=3)
+    assert answer["healthy"] is False
+    assert answer["stats"] is None
+
+
+def relay_is_seen(shop: "Shop") -> bool:
+    return "no relay" not in kinds(shop)
+
+
+def kinds(shop: "Shop") -> list[str]:
+    """Give the kinds of findings, without the cost of a process."""
+    settings = Settings(database=f"sqlite:///{shop.directory / 'shop.db'}")
+
+    async def look() -> Report:
+        async with open_admin(settings) as admin:
+            return await admin.report(settings)
+
+    return [finding.kind for finding in asyncio.run(look()).findings]

@@ -1,0 +1,119 @@
+"""The embedded broker's near end keeps the publisher's contract."""
+
+import asyncio
+import json
+import signal
+import sqlite3
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pillarbox.brokers.sqlite import SqlitePublisher
+from pillarbox.core.message import Message
+from pillarbox.ports import Publisher
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
+from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
+from pillarbox.testing.contracts.rules import check, rules_of
+
+LARGEST = 50_000
+
+
+class SqlitePublisherBench:
+    features = PublisherFeatures(
+        prefix_safe=True, durable=True, refuses=True, goes_away=True, goes_away_midway=True, loses_answers=True
+    )
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened: list[SqlitePublisher] = []
+        self._blocker: sqlite3.Connection | None = None
+        self._losing = False
+        self._heard = threading.Event()
+
+    def publisher(self) -> Publisher:
+        self._opened.append(
+            SqlitePublisher(
+                self.path,
+                publish_timeout=timedelta(seconds=0.5),
+                hooks=Hooks(self._hear),
+                largest_message=LARGEST,
+            )
+        )
+        return self._opened[-1]
+
+    def _hear(self, moment: Moment, facts: Facts) -> None:
+        if moment is Moment.STORED_BY_BROKER and self._losing:
+            assert self._heard.wait(20)
+
+    async def stored(self) -> Sequence[Message]:
+        if not self.path.exists():
+            return []
+        with closing(sqlite3.connect(self.path)) as connection:
+            rows = connection.execute("SELECT topic, key, headers, body FROM messages ORDER BY id").fetchall()
+        return [Message(topic, key, json.loads(headers), body) for topic, key, headers, body in rows]
+
+    def refused(self, message: Message) -> Message:
+        return message._replace(body=message.body.ljust(LARGEST + 1))
+
+    async def go_away(self) -> None:
+        self._blocker = sqlite3.connect(self.path, isolation_level=None)
+        self._blocker.execute("BEGIN EXCLUSIVE")
+
+    async def go_away_midway(self) -> None:
+        connection = self._opened[-1]._connection
+        assert connection is not None
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages + 5}")
+
+    async def fall_silent(self) -> None:
+        raise NotImplementedError
+
+    async def lose_answers(self, count: int | None) -> None:
+        assert count is None
+        self._losing = True
+
+    async def come_back(self) -> None:
+        self._losing = False
+        self._heard.set()
+        if self._blocker is not None:
+            self._blocker.close()
+
+    async def publish_and_die(self, messages: Sequence[Message]) -> None:
+        sent = json.dumps([[*message[:3], message.body.decode(), message.ticket] for message in messages])
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PUBLISH_AND_DIE, self.path, sent)
+        assert await process.wait() == -signal.SIGKILL
+
+    async def close(self) -> None:
+        await self.come_back()
+        for publisher in self._opened:
+            await publisher.close()
+
+
+PUBLISH_AND_DIE = """
+import asyncio, json, os, signal, sys
+from datetime import timedelta
+from pillarbox.brokers.sqlite import SqlitePublisher
+from pillarbox.core.message import Message
+from pillarbox.telemetry.hooks import Hooks
+
+async def main():
+    publisher = SqlitePublisher(sys.argv[1], publish_timeout=timedelta(seconds=10), hooks=Hooks())
+    messages = [Message(t, k, h, b.encode(), n) for t, k, h, b, n in json.loads(sys.argv[2])]
+    publisher.send(messages)
+    waiting = len(messages)
+    while waiting:
+        waiting -= sum(outcome.error is None for outcome in await publisher.outcomes())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("rule", rules_of(PublisherContract, SqlitePublisherBench.features))
+async def test_the_embedded_publisher_keeps_the_rule(rule: str, tmp_path: Path) -> None:
+    await check(PublisherContract, rule, SqlitePublisherBench(tmp_path / "stream.db"))

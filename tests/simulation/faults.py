@@ -1,0 +1,101 @@
+"""Faults: which can strike where, how likely, and the process that they strike."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pillarbox.errors import StoreUnavailable
+from pillarbox.telemetry.hooks import Facts, Moment
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+LEASE = 3.0
+STORE_CALLS = {
+    "take": "taken",
+    "renew": "renewed",
+    "release": "released",
+    "entries": "entries read",
+    "settle": "settled",
+}
+INBOX_CALLS = {"inbox begins": "inbox committed"}
+RELAY_MOMENTS = (
+    Moment.LANES_TAKEN, Moment.ENTRIES_READ, Moment.BEFORE_SEND, Moment.SENT, Moment.ANSWERED, Moment.SETTLING,
+    Moment.SETTLED, Moment.LEASE_RENEWED, Moment.LANES_RELEASED,
+)  # fmt: skip
+CONSUMER_MOMENTS = (
+    Moment.DELIVERED, Moment.MARKED, Moment.HANDLED, Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Odds:
+    """How often each fault strikes, per point."""
+
+    crash: float = 0.01
+    pause: float = 0.01
+    store_error: float = 0.02
+    lost_answer: float = 0.02
+    lost_lease: float = 0.01
+
+
+def expected() -> list[tuple[str, str]]:
+    """List every fault at every point; each must strike at least once in a whole suite."""
+    begins = [*STORE_CALLS, *INBOX_CALLS]
+    ends = [*STORE_CALLS.values(), *INBOX_CALLS.values()]
+    found = [("crash", point) for point in (*begins, *ends, *RELAY_MOMENTS, *CONSUMER_MOMENTS)]
+    found += [("crash", "handed over"), ("crash", "stored by broker"), ("pause", "handed over")]
+    found += [(fault, point) for point in (*begins, *ends) for fault in ("pause", "lost lease")]
+    found += [("store error", point) for point in begins]
+    found += [("lost answer", point) for point in (*ends, "stored by broker")]
+    found += [("broker", what) for what in ("outage", "cut", "try again")]
+    found += [("operator", what) for what in ("pause", "resume", "retry", "drop")]
+    return [*found, ("handler", "raises")]
+
+
+class Life:
+    """One life of a process: faults strike it until it is dead, and nothing that it does then has an effect."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.death = asyncio.Event()
+        self._frozen_until = 0.0
+
+    @property
+    def dead(self) -> bool:
+        return self.death.is_set()
+
+    def die(self) -> None:
+        self.death.set()
+
+    def chance(self, fault: str, point: str, odds: float) -> bool:
+        """Decide whether a fault strikes here, and count it."""
+        if self.world.quiet or self.dead or self.world.random.random() >= odds:
+            return False
+        self.world.hits[fault, str(point)] += 1
+        return True
+
+    def hear(self, moment: Moment, facts: Facts) -> None:
+        """A named moment: the process may die in it."""
+        if moment in (*RELAY_MOMENTS, *CONSUMER_MOMENTS) and self.chance("crash", moment, self.world.odds.crash):
+            self.die()
+
+    async def strike(self, point: str) -> None:
+        """A call of the database begins or ends."""
+        odds, world = self.world.odds, self.world
+        if self.chance("crash", point, odds.crash):
+            self.die()
+        if self.chance("pause", point, odds.pause):
+            self._frozen_until = world.clock.elapsed + world.random.choice((0.5, 1.5, 5)) * LEASE
+        if self.chance("lost lease", point, odds.lost_lease):
+            for member in world.database.members.values():
+                member.lease_until = world.clock.now()
+        if (wait := self._frozen_until - world.clock.elapsed) > 0:
+            await asyncio.sleep(wait)
+        if self.dead:
+            raise asyncio.CancelledError("this process is dead")
+        if point in STORE_CALLS or point in INBOX_CALLS:
+            if self.chance("store error", point, odds.store_error):
+                raise StoreUnavailable("simulated: the database does not answer")
+        elif self.chance("lost answer", point, odds.lost_answer):
+            raise StoreUnavailable("simulated: done, but the answer was lost")

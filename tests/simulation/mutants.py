@@ -1,0 +1,84 @@
+"""Four ways to break the promise. The simulation must find each of them, or it proves nothing."""
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from pillarbox.core.message import Delivery
+from pillarbox.core.retry import PUBLISHED
+from pillarbox.core.routing import Line
+from pillarbox.core.window import Settled, Window
+from pillarbox.ports import Outcome
+from pillarbox.relay.chores import Lease
+from pillarbox.relay.pump import Pump
+from pillarbox.testing.memory import MemorySource
+from tests.simulation.consumers import SimulatedSubscriber
+
+Mutant = Callable[[], Any]
+
+
+@contextmanager
+def drop_the_fence() -> Iterator[None]:
+    """A relay goes on with lanes that another has taken."""
+    with (
+        mock.patch.object(MemorySource, "_fence", return_value=None),
+        mock.patch.object(Lease, "check", return_value=None),
+    ):
+        yield
+
+
+@contextmanager
+def settle_before_the_acknowledgement() -> Iterator[None]:
+    """What was handed over counts as published."""
+    send = Pump._send
+
+    def send_and_settle(self: Pump) -> None:
+        ready = self._window.ready
+
+        def remember(blocked: Container[Line]) -> list[tuple[int, Any]]:
+            going = ready(blocked)
+            self._unsendable += [Outcome(ticket, None) for ticket, _ in going]
+            return going
+
+        with mock.patch.object(self._window, "ready", remember):
+            send(self)
+
+    with mock.patch.object(Pump, "_send", send_and_settle):
+        yield
+
+
+@contextmanager
+def advance_past_an_unacknowledged_entry() -> Iterator[None]:
+    """The position moves over what is still in flight."""
+    head = Window._head
+
+    def careless(self: Any, slot: Any, blocked: Container[Line], blocking: set[Line]) -> Settled | None:
+        if slot.flying:
+            self._land(slot, PUBLISHED)
+        return head(self, slot, blocked, blocking)
+
+    with mock.patch.object(Window, "_head", careless):
+        yield
+
+
+@contextmanager
+def acknowledge_before_the_commit() -> Iterator[None]:
+    """What was delivered counts as handled."""
+    deliveries = SimulatedSubscriber.deliveries
+
+    async def eager(self: SimulatedSubscriber, room: int, patience: float) -> Sequence[Delivery]:
+        found = await deliveries(self, room, patience)
+        await self._subscriber.acknowledge(found)
+        return found
+
+    with mock.patch.object(SimulatedSubscriber, "deliveries", eager):
+        yield
+
+
+MUTANTS: list[Mutant] = [
+    drop_the_fence,
+    settle_before_the_acknowledgement,
+    advance_past_an_unacknowledged_entry,
+    acknowledge_before_the_commit,
+]

@@ -1,0 +1,51 @@
+"""2,000 simulated runs by seed; four mutants that they must find; seeds that once failed, for ever."""
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+
+from tests.simulation.faults import expected
+from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.run import Result, run_one
+
+RUNS = int(os.environ.get("PILLARBOX_SIMULATIONS", "2000"))
+FAILED_ONCE = (42, 514, 652, 745, 867, 1000, 1119, 1357)
+
+
+@pytest.mark.timeout(1500)
+def test_nothing_is_lost_invented_reordered_or_applied_twice(record_property: Callable[[str, object], None]) -> None:
+    struck: Counter[tuple[str, str]] = Counter()
+    failed: list[Result] = []
+    committed = copies = 0
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        for result in pool.map(run_one, range(RUNS), chunksize=25):
+            struck += result.hits
+            committed, copies = committed + result.committed, copies + result.copies
+            if result.faults:
+                failed.append(result)
+    record_property(
+        "says", f"{RUNS} simulated runs: {committed} events committed, {copies} copies, {len(failed)} failed"
+    )
+    for fault, point in expected():
+        record_property("says", f"  {fault} struck at {point}: {struck[fault, point]}")
+    assert not failed, "\n".join(map(str, failed))
+    assert not [place for place in expected() if not struck[place]], "a fault never struck one of its points"
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_a_seed_that_failed_once_stays_mended(seed: int) -> None:
+    result = run_one(seed)
+    assert not result.faults, str(result)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_broken_rule_is_found(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
+    with mutant():
+        found = next((seed for seed in range(2000) if run_one(seed).faults), None)
+    assert found is not None, f"2,000 runs did not notice: {mutant.__doc__}"
+    record_property("says", f"simulation: {mutant.__name__} is found by seed {found}")

@@ -1,0 +1,136 @@
+"""The admin service on a store: what the command line, the dashboard and applications call."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pillarbox import Event, PublishRejected, Relay, SchemaMismatch, Settings
+from pillarbox.admin.admin import Admin
+from pillarbox.core.message import Message
+from pillarbox.dbapi import Outbox
+from pillarbox.ports import Query, Retention
+from pillarbox.wiring import open_admin
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(database=f"sqlite:///{tmp_path / 'shop.db'}", broker=f"sqlite:///{tmp_path / 'stream.db'}")
+
+
+@pytest.fixture
+async def admin(settings: Settings) -> AsyncIterator[Admin]:
+    async with open_admin(settings) as admin:
+        await admin.migrate()
+        yield admin
+
+
+def add(settings: Settings, *events: Event[object]) -> list[str]:
+    assert settings.database is not None
+    connection = sqlite3.connect(settings.database.removeprefix("sqlite:///"))
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        Outbox().add(connection, *events)
+    connection.close()
+    return [str(event.id) for event in events]
+
+
+def order(number: int = 7) -> Event[object]:
+    return Event("OrderPlaced", {"order_id": number}, aggregate=("order", number))
+
+
+async def refuse_everything(settings: Settings) -> None:
+    def publish(messages: list[Message]) -> None:
+        raise PublishRejected("refused")
+
+    await Relay(database=settings.database, publish=publish).run_once()
+
+
+async def test_before_migrating_check_names_the_command(settings: Settings) -> None:
+    async with open_admin(settings) as admin:
+        assert (await admin.schema()).version == 0
+        with pytest.raises(SchemaMismatch, match="pillarbox migrate up"):
+            await admin.check()
+
+
+async def test_migrating_twice_applies_once(admin: Admin) -> None:
+    assert await admin.migrate() == []
+    await admin.check()
+
+
+async def test_the_report_on_a_fresh_outbox_is_healthy(admin: Admin, settings: Settings) -> None:
+    report = await admin.report(settings)
+    assert report.healthy
+    assert report.stats is not None
+    assert report.stats.pending == 0
+
+
+async def test_the_report_without_tables_is_unhealthy_and_has_no_figures(settings: Settings) -> None:
+    async with open_admin(settings) as admin:
+        report = await admin.report(settings)
+    assert not report.healthy
+    assert report.stats is None
+
+
+async def test_an_event_is_found_and_shown(admin: Admin, settings: Settings) -> None:
+    first, second = add(settings, order(1), order(2))
+    assert [record.event_id for record in await admin.find(Query(newest_first=False))] == [first, second]
+    (record,) = await admin.show(second)
+    assert record.aggregate == ("order", "2")
+    assert await admin.show("00000000-0000-7000-8000-000000000000") == []
+
+
+async def test_counting_is_not_bounded_by_the_querys_limit(admin: Admin, settings: Settings) -> None:
+    add(settings, *(order(number) for number in range(5)))
+    assert await admin.count(Query(limit=2)) == 5
+
+
+async def test_a_dead_event_is_retried(admin: Admin, settings: Settings) -> None:
+    (id,) = add(settings, order())
+    await refuse_everything(settings)
+    assert await admin.retry(Query(status=("dead",))) == 1
+    assert await Relay(settings).run_once() == 1
+    assert (await admin.show(id))[0].status == "published"
+
+
+async def test_a_dead_event_is_dropped_and_its_follower_goes_on(admin: Admin, settings: Settings) -> None:
+    dead, follower = add(settings, order(), order())
+    await refuse_everything(settings)
+    assert await admin.drop(Query(ids=(dead,))) == 1
+    assert await Relay(settings).run_once() == 1
+    assert (await admin.show(dead))[0].status == "dropped"
+    assert (await admin.show(follower))[0].status == "published"
+
+
+async def test_a_pause_is_kept_with_who_and_why(admin: Admin, settings: Settings) -> None:
+    await admin.pause("order-events", "the shop moves house")
+    (pause,) = (await admin.stats()).pauses
+    assert "@" in pause.who
+    assert (pause.topic, pause.why) == ("order-events", "the shop moves house")
+    add(settings, order())
+    assert await Relay(settings).run_once() == 0
+    assert await admin.resume("order-events")
+    assert not await admin.resume("order-events")
+    assert await Relay(settings).run_once() == 1
+
+
+async def test_a_published_event_is_replayed_with_its_id(admin: Admin, settings: Settings) -> None:
+    (id,) = add(settings, order())
+    await Relay(settings).run_once()
+    assert await admin.replay(Query(ids=(id,))) == 1
+    assert await Relay(settings).run_once() == 1
+
+
+async def test_pruning_deletes_everything_that_is_old_enough(admin: Admin, settings: Settings) -> None:
+    add(settings, *(order(number) for number in range(5)))
+    await Relay(settings).run_once()
+    await admin.prune(Retention())
+    assert len(await admin.find(Query())) == 5
+    assert await admin.prune(Retention(published=timedelta(0))) >= 5
+    assert await admin.find(Query()) == []
+
+
+async def test_the_script_needs_no_connection(settings: Settings) -> None:
+    assert "CREATE TABLE pillarbox_outbox" in open_admin(settings).sql()

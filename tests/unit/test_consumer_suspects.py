@@ -1,0 +1,176 @@
+"""Events that may have killed their process: counted before the handler, so that they end as dead letters."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pillarbox.core.event import Event
+from pillarbox.core.message import Delivery
+from pillarbox.telemetry.hooks import Facts, Moment
+from tests.unit.consumer_bench import ConsumerBench, Deliveries, message
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing catches it, and nothing after it happens."""
+
+
+class Deadly(ConsumerBench):
+    """A bench whose process dies at a moment, as if killed: the transaction is lost, and nobody cleans up."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.deadly = False
+
+        @self.inbox.handler("OrderPlaced")
+        def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
+            connection.execute("INSERT INTO effects VALUES (?)", [event.payload["n"]])
+
+        self.on = self._die
+
+    def _die(self, moment: Moment, facts: Facts) -> None:
+        if self.deadly and moment is Moment.HANDLED:
+            raise Killed
+
+    async def deliver(self, *deliveries: Delivery) -> Deliveries:
+        subscriber = Deliveries(*deliveries)
+        try:
+            await self.consume(open_subscriber=lambda: subscriber)
+        except Killed:
+            assert self.deadly
+        return subscriber
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Deadly]:
+    bench = Deadly(tmp_path)
+    yield bench
+    bench.close()
+
+
+def again(number: int, **more: Any) -> Delivery:
+    return Delivery(message(number, **more), redelivered=True, attempt=2)
+
+
+async def test_nobody_pays_for_a_first_delivery(bench: Deadly) -> None:
+    statements: list[str] = []
+    original = bench.connect
+
+    def connect() -> sqlite3.Connection:
+        connection = original()
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    bench.inbox._opener = connect
+    await bench.deliver(Delivery(message(1)))
+    assert bench.applied() == [1]
+    assert not [sql for sql in statements if "INSERT INTO pillarbox_inbox_parked" in sql]
+
+
+async def test_a_redelivered_event_that_succeeds_leaves_no_trace(bench: Deadly) -> None:
+    await bench.deliver(again(1), again(2, order="8"))
+    assert sorted(bench.applied()) == [1, 2]
+    assert bench.parked() == []
+
+
+async def test_each_death_is_counted_before_the_handler(bench: Deadly) -> None:
+    bench.deadly = True
+    await bench.deliver(Delivery(message(1)))
+    assert bench.parked() == []
+    for deaths in (1, 2):
+        await bench.deliver(again(1))
+        assert bench.parked() == [("1", "suspect", deaths)]
+    assert bench.applied() == []
+
+
+async def test_an_event_that_kills_every_time_ends_as_a_dead_letter(bench: Deadly) -> None:
+    bench.deadly = True
+    await bench.deliver(Delivery(message(1)))
+    for _ in range(2):
+        await bench.deliver(again(1))
+    subscriber = await bench.deliver(again(1), again(2, order="8"))
+    assert bench.parked()[0] == ("1", "dead", 4)
+    assert "crashed the consumer" in bench.column("last_error")
+    assert [one.message for one in subscriber.acknowledged] == [message(1)]
+
+
+async def test_its_followers_wait_behind_it(bench: Deadly) -> None:
+    bench.deadly = True
+    for _ in range(3):
+        await bench.deliver(again(1))
+    bench.deadly = False
+    await bench.deliver(again(2))
+    assert bench.applied() == [2]
+    await bench.deliver(again(1), Delivery(message(3)))
+    assert bench.applied() == [2, 1, 3] or bench.parked()[0][1] == "dead"
+
+
+async def test_a_suspect_that_recovers_is_handled_once(bench: Deadly) -> None:
+    bench.deadly = True
+    await bench.deliver(again(1))
+    bench.deadly = False
+    await bench.deliver(again(1), again(1))
+    assert bench.applied() == [1]
+    assert bench.parked() == []
+
+
+async def test_a_suspect_that_was_handled_is_a_copy(bench: Deadly) -> None:
+    await bench.deliver(Delivery(message(1)))
+    subscriber = await bench.deliver(again(1))
+    assert bench.applied() == [1]
+    assert bench.parked() == []
+    assert len(subscriber.acknowledged) == 1
+
+
+async def test_a_suspect_whose_copy_was_handled_first_leaves_no_trace(bench: Deadly) -> None:
+    bench.deadly = True
+    await bench.deliver(again(1))
+    bench.deadly = False
+    await bench.deliver(Delivery(message(1)))
+    await bench.deliver(again(1))
+    assert bench.applied() == [1]
+    assert bench.parked() == []
+
+
+async def test_a_suspect_that_only_fails_is_parked_with_its_count(bench: Deadly) -> None:
+    bench.deadly = True
+    await bench.deliver(again(1))
+    bench.deadly = False
+    bench.db.execute("DROP TABLE effects")
+    await bench.deliver(again(1))
+    assert bench.parked() == [("1", "dead", 3)]
+    assert "no such table: effects" in bench.column("last_error")
+
+
+async def test_a_parked_event_that_kills_when_it_is_tried_again_ends_as_a_dead_letter(bench: Deadly) -> None:
+    bench.db.execute("ALTER TABLE effects RENAME TO away")
+    await bench.deliver(Delivery(message(1)))
+    assert bench.parked() == [("1", "retrying", 1)]
+    bench.db.execute("ALTER TABLE away RENAME TO effects")
+    bench.deadly = True
+    for deaths in (2, 3):
+        bench.clock.advance(100)
+        await bench.deliver()
+        assert bench.parked() == [("1", "retrying", deaths)]
+    bench.clock.advance(100)
+    await bench.deliver()
+    assert bench.parked() == [("1", "dead", 4)]
+    assert "crashed the consumer" in bench.column("last_error")
+
+
+async def test_after_a_death_a_parked_event_is_left_alone_for_a_while(bench: Deadly) -> None:
+    bench.db.execute("ALTER TABLE effects RENAME TO away")
+    await bench.deliver(Delivery(message(1)))
+    bench.db.execute("ALTER TABLE away RENAME TO effects")
+    bench.clock.advance(2)
+    bench.deadly = True
+    await bench.deliver()
+    bench.deadly = False
+    bench.clock.advance(10)
+    await bench.deliver()
+    assert bench.applied() == []
+    bench.clock.advance(30)
+    await bench.deliver()
+    assert bench.applied() == [1]

@@ -1,0 +1,380 @@
+"""The relay on the memory store and the memory broker: outages, drains, lost lanes, fair shares. No time passes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pillarbox.brokers.memory import MemoryBroker
+from pillarbox.core.event import Event
+from pillarbox.core.message import identity
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, StoreUnavailable
+from pillarbox.ports import Query
+from pillarbox.relay.relay import Parts, Relay
+from pillarbox.settings import RelaySettings, Settings
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
+from pillarbox.testing.clock import ManualClock, simulate
+from pillarbox.testing.memory import MemoryDatabase, MemoryOutbox
+from pillarbox.testing.memory_records import MemoryStore
+
+SETTINGS = Settings(relay=RelaySettings(batch=10))
+
+
+class Scene:
+    """A shop in memory with a broker, and relays between them."""
+
+    def __init__(self, clock: ManualClock, *, prefix_safe: bool = True) -> None:
+        self.clock, self.database = clock, MemoryDatabase(clock)
+        self.broker = MemoryBroker(prefix_safe=prefix_safe)
+        self.desk = MemoryStore(self.database, "desk")
+        self.heard: list[Moment] = []
+
+    def add(self, *events: Event[Any]) -> None:
+        with self.database.transaction() as transaction:
+            MemoryOutbox().add(transaction, *events)
+
+    def place(self, count: int, *, orders: int = 3, start: int = 0) -> None:
+        self.add(*(Event("Placed", n, aggregate=("order", n % orders)) for n in range(start, start + count)))
+
+    def relay(self, owner: str = "a", store: type[MemoryStore] = MemoryStore, settings: Settings = SETTINGS) -> Relay:
+        def hear(moment: Moment, facts: Facts) -> None:
+            self.heard.append(moment)
+
+        opened = store(self.database, owner, lease=settings.relay.lease)
+        return Relay(lambda: Parts(opened, self.broker.publisher()), settings, self.clock, Hooks(hear), lambda: 0.5)
+
+    @property
+    def published(self) -> list[Any]:
+        return [int(message.body) for message in self.broker.messages()]
+
+    async def eventually(self, condition: Callable[[], bool], seconds: float = 600) -> None:
+        deadline = self.clock.elapsed + seconds
+        while not condition():
+            assert self.clock.elapsed < deadline, "it did not come to pass"
+            await asyncio.sleep(0.01)
+
+    async def statuses(self) -> dict[int, str]:
+        return {int(record.data): record.status for record in await self.desk.find(Query(limit=1000))}
+
+
+def play(act: Callable[[Scene], Awaitable[None]], **scene: Any) -> None:
+    clock = ManualClock()
+
+    async def acted() -> None:
+        await act(Scene(clock, **scene))
+
+    simulate(acted(), clock)
+
+
+@pytest.mark.parametrize("prefix_safe", [True, False])
+def test_everything_that_was_committed_is_published_in_order_per_aggregate(prefix_safe: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.latency = lambda: 0.01
+        scene.place(50)
+        assert await scene.relay().run_once() == 50
+        for order in range(3):
+            assert [n for n in scene.published if n % 3 == order] == [n for n in range(50) if n % 3 == order]
+        assert set((await scene.statuses()).values()) == {"published"}
+
+    play(act, prefix_safe=prefix_safe)
+
+
+def test_nothing_is_settled_before_the_broker_has_answered() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.latency = lambda: 1.0
+        scene.place(5)
+        async with scene.relay():
+            await asyncio.sleep(0.9)
+            assert set((await scene.statuses()).values()) == {"pending"}
+            await asyncio.sleep(0.3)
+            assert set((await scene.statuses()).values()) == {"published"}
+
+    play(act)
+
+
+def test_an_outage_however_long_counts_no_attempt_and_loses_no_order() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.down = True
+        scene.place(30)
+        async with scene.relay():
+            await asyncio.sleep(3600)
+            stats = await scene.desk.stats()
+            assert (stats.pending, stats.retrying, stats.dead) == (30, 0, 0)
+            assert stats.relays[0].away is not None
+            assert scene.clock.now() - stats.relays[0].away.since > timedelta(minutes=59)
+            scene.broker.heal()
+            await scene.eventually(lambda: len(scene.published) == 30, seconds=10)
+            assert [n for n in scene.published if n % 3 == 0] == list(range(0, 30, 3))
+        assert scene.heard.count(Moment.BROKER_AWAY) == scene.heard.count(Moment.BROKER_BACK) == 1
+
+    play(act)
+
+
+def test_a_refused_event_is_dead_in_one_attempt_and_holds_back_its_aggregate_only() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.refuse(lambda message: message.body == b"3", PublishRejected("too large"))
+        scene.place(12)
+        await scene.relay().run_once()
+        statuses = await scene.statuses()
+        assert statuses[3] == "dead"
+        assert [statuses[n] for n in (0, 6, 9)] == ["published", "blocked", "blocked"]
+        assert all(statuses[n] == "published" for n in range(12) if n % 3)
+        [dead] = await scene.desk.find(Query(status=("dead",)))
+        assert (dead.attempts, dead.last_error) == (1, "too large")
+
+    play(act)
+
+
+def test_a_failing_event_is_retried_five_times_and_its_followers_come_after_it() -> None:
+    async def act(scene: Scene) -> None:
+        tries = []
+
+        def fails(message: Any) -> bool:
+            if message.body == b"0":
+                tries.append(round(scene.clock.elapsed))
+            return message.body == b"0" and len(tries) <= 5
+
+        scene.broker.refuse(fails, PublishError("try again"))
+        scene.place(4, orders=1)
+        async with scene.relay():
+            await scene.eventually(lambda: len(scene.published) == 4)
+        assert scene.published == [0, 1, 2, 3]
+        assert tries == pytest.approx([0, 1, 3, 7, 15, 31], abs=3)
+
+    play(act)
+
+
+def test_an_event_out_of_retries_is_dead_and_goes_after_a_retry_by_hand() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.refuse(lambda message: message.body == b"0", PublishError("try again"))
+        scene.place(2, orders=1)
+        async with scene.relay():
+            await asyncio.sleep(60)
+            assert await scene.statuses() == {0: "dead", 1: "blocked"}
+            scene.broker.heal()
+            assert await scene.desk.retry(Query(status=("dead",))) == 1
+            await scene.eventually(lambda: scene.published == [0, 1])
+
+    play(act)
+
+
+def test_when_the_store_is_away_while_settling_nothing_is_sent_twice() -> None:
+    class Full(MemoryStore):
+        fails = 20
+
+        async def settle(self, settlements: Sequence[Any]) -> None:
+            if Full.fails:
+                Full.fails -= 1
+                raise StoreUnavailable("database or disk is full")
+            await super().settle(settlements)
+
+    async def act(scene: Scene) -> None:
+        scene.place(40)
+        async with scene.relay(store=Full):
+            await scene.eventually(lambda: len(scene.published) == 40)
+            await asyncio.sleep(1)
+        assert sorted(scene.published) == list(range(40))
+        assert set((await scene.statuses()).values()) == {"published"}
+
+    play(act)
+
+
+def test_a_relay_that_lost_its_lanes_forgets_everything_and_begins_again() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.latency = lambda: 1.0
+        scene.place(10)
+        async with scene.relay():
+            await asyncio.sleep(0.5)
+            for lane in scene.database.lanes:
+                lane.owner, lane.epoch = "thief", lane.epoch + 1000
+            await scene.eventually(lambda: Moment.LANES_LOST in scene.heard)
+            await scene.eventually(lambda: len(scene.published) == 20)
+            await asyncio.sleep(2)
+        assert set((await scene.statuses()).values()) == {"published"}
+
+    play(act)
+
+
+def test_a_relay_sends_nothing_once_its_lease_has_run_out() -> None:
+    class Silent(MemoryStore):
+        async def renew(self, away: Any) -> Any:
+            raise StoreUnavailable("no answer")
+
+    async def act(scene: Scene) -> None:
+        async with scene.relay(store=Silent):
+            await asyncio.sleep(14)
+            scene.place(1)
+            await scene.eventually(lambda: scene.published == [0])
+            await asyncio.sleep(2)
+            scene.place(1, start=1)
+            await scene.eventually(lambda: Moment.LANES_LOST in scene.heard)
+            await scene.eventually(lambda: scene.published == [0, 1])
+
+    play(act)
+
+
+def test_stopping_settles_what_is_in_flight_and_hands_over() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.latency = lambda: 1.0
+        scene.place(10)
+        async with scene.relay():
+            await asyncio.sleep(0.5)
+            scene.place(10, start=10)
+        assert sorted(scene.published) == list(range(10))
+        statuses = await scene.statuses()
+        assert [statuses[n] for n in (0, 9, 10, 19)] == ["published", "published", "pending", "pending"]
+        assert all(lane.owner is None for lane in scene.database.lanes)
+
+    play(act)
+
+
+def test_stopping_while_the_broker_is_away_does_not_wait_for_it() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.down = True
+        scene.place(5)
+        async with scene.relay():
+            await asyncio.sleep(60)
+            before = scene.clock.elapsed
+        assert scene.clock.elapsed - before < 6
+        assert (await scene.desk.stats()).pending == 5
+
+    play(act)
+
+
+def test_cancelling_a_relay_releases_its_lanes() -> None:
+    async def act(scene: Scene) -> None:
+        task = asyncio.create_task(scene.relay().run())
+        await scene.eventually(lambda: Moment.LANES_TAKEN in scene.heard)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert all(lane.owner is None for lane in scene.database.lanes)
+
+    play(act)
+
+
+def test_running_once_tells_that_the_broker_is_away() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.down = True
+        scene.place(1)
+        with pytest.raises(BrokerUnavailable, match="nothing is lost, run again later"):
+            await scene.relay().run_once()
+        scene.broker.heal()
+        assert await scene.relay().run_once() == 1
+
+    play(act)
+
+
+def test_running_once_beside_another_relay_says_so() -> None:
+    class Alone(MemoryStore):
+        def _share(self) -> int:
+            return 64
+
+    async def act(scene: Scene) -> None:
+        async with scene.relay("a", store=Alone):
+            await scene.eventually(lambda: Moment.LANES_TAKEN in scene.heard)
+            with pytest.raises(StoreUnavailable, match="another relay is at work"):
+                await scene.relay("b", store=Alone).run_once()
+
+    play(act)
+
+
+def test_two_relays_share_the_lanes_and_one_takes_over_what_the_other_leaves() -> None:
+    async def act(scene: Scene) -> None:
+        def held() -> list[int]:
+            owners = [lane.owner for lane in scene.database.lanes]
+            return [owners.count("a"), owners.count("b")]
+
+        async with scene.relay("a"):
+            await scene.eventually(lambda: held() == [64, 0])
+            async with scene.relay("b"):
+                await scene.eventually(lambda: held() == [32, 32])
+                scene.place(60, orders=20)
+                await scene.eventually(lambda: len(scene.published) == 60)
+            await scene.eventually(lambda: held() == [64, 0])
+        assert sorted(scene.published) == list(range(60))
+
+    play(act)
+
+
+def test_a_dead_relay_is_replaced_at_once() -> None:
+    async def act(scene: Scene) -> None:
+        first = MemoryStore(scene.database, "first")
+        await first.take()
+        async with scene.relay("second"):
+            scene.place(5)
+            first.crash()
+            await scene.eventually(lambda: len(scene.published) == 5, seconds=6)
+
+    play(act)
+
+
+def test_an_entry_that_cannot_be_encoded_is_dead_and_the_others_go() -> None:
+    async def act(scene: Scene) -> None:
+        scene.place(3)
+        row = scene.database.rows[1]
+        scene.database.rows[1] = row._replace(entry=row.entry._replace(headers="{not json"))
+        await scene.relay().run_once()
+        assert scene.published == [0, 2]
+        [dead] = [row for row in scene.database.parked if row.state == "dead"]
+        assert dead.entry.position == row.entry.position
+        assert "headers are no JSON object" in (dead.last_error or "")
+
+    play(act)
+
+
+def test_a_delayed_event_goes_when_its_time_comes_and_holds_nobody_back() -> None:
+    async def act(scene: Scene) -> None:
+        later = scene.clock.now() + timedelta(minutes=5)
+        scene.add(Event("Placed", 1, aggregate=("order", 1), available_at=later))
+        scene.add(Event("Placed", 2, aggregate=("order", 1)))
+        async with scene.relay():
+            await scene.eventually(lambda: scene.published == [2])
+            await scene.eventually(lambda: scene.published == [2, 1])
+            assert scene.clock.now() >= later
+
+    play(act)
+
+
+def test_a_bell_ends_the_wait() -> None:
+    async def act(scene: Scene) -> None:
+        relay = scene.relay(settings=replace(SETTINGS, relay=replace(SETTINGS.relay, idle_longest=timedelta(hours=1))))
+        async with relay:
+            await asyncio.sleep(7200)
+            scene.place(1)
+            relay.ring()
+            await scene.eventually(lambda: scene.published == [0], seconds=1)
+
+    play(act)
+
+
+def test_no_more_than_two_batches_are_held() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.latency = lambda: 1.0
+        given = []
+
+        class Counting(MemoryStore):
+            async def entries(self, room: int) -> Sequence[Any]:
+                found = await super().entries(room)
+                given.append(len(found))
+                return found
+
+        scene.place(200)
+        async with scene.relay(store=Counting):
+            await asyncio.sleep(0.9)
+            assert sum(given) == 20
+
+    play(act)
+
+
+def test_the_wire_carries_the_event_s_id() -> None:
+    async def act(scene: Scene) -> None:
+        event = Event("Placed", 1, aggregate=("order", 1))
+        scene.add(event)
+        await scene.relay().run_once()
+        assert identity(scene.broker.messages()[0])[0] == str(event.id)
+
+    play(act)

@@ -1,0 +1,142 @@
+"""Wiring: which settings make which parts, and which are refused, as soon as a thing is built."""
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pillarbox import ConfigError, Consumer, Event, Relay, Settings
+from pillarbox.brokers.memory import MemoryBroker
+from pillarbox.core.message import Message
+from pillarbox.dbapi import Inbox, Outbox
+from pillarbox.settings import InboxSettings
+from pillarbox.wiring import SystemClock, open_admin
+
+DATABASE = "sqlite:///shop.db"
+INBOX = Inbox("billing", lambda: sqlite3.connect("billing.db"))
+
+
+@INBOX.handler("OrderPlaced")
+def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
+    connection.execute("INSERT INTO invoices VALUES (?)", [event.payload["total"]])
+
+
+@pytest.fixture
+async def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database with one event, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    async with open_admin(Settings(database=DATABASE)) as admin:
+        await admin.migrate()
+    connection = sqlite3.connect("shop.db")
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        Outbox().add(connection, Event("OrderPlaced", {"total": 42}, aggregate=("order", 7)))
+    connection.close()
+    return tmp_path
+
+
+@pytest.mark.parametrize("url", ["sqlite:///stream.db", "sqlite+pysqlite:///stream.db", "stdout:", "memory:"])
+async def test_every_known_broker_takes_events(shop: Path, url: str) -> None:
+    assert await Relay(database=DATABASE, broker=url).run_once() == 1
+
+
+async def test_settings_name_the_parts_and_arguments_win(shop: Path) -> None:
+    settings = Settings(database="sqlite:///missing.db", broker="stdout:")
+    assert await Relay(settings, database=f"sqlite:///{shop / 'shop.db'}", broker="sqlite:///stream.db").run_once() == 1
+    assert (shop / "stream.db").exists()
+
+
+async def test_a_function_is_a_way_out(shop: Path) -> None:
+    seen: list[Message] = []
+    assert await Relay(Settings(database=DATABASE, broker="stdout:"), publish=seen.extend).run_once() == 1
+    assert [message.key for message in seen] == ["7"]
+
+
+async def test_a_broker_may_be_an_object(shop: Path) -> None:
+    broker = MemoryBroker()
+    await Relay(database=DATABASE, broker=broker).run_once()
+    assert [message.key for message in broker.messages()] == ["7"]
+
+
+@pytest.mark.parametrize("as_object", [True, False])
+async def test_relay_and_consumer_meet_in_the_memory_broker(shop: Path, as_object: bool) -> None:
+    broker = MemoryBroker() if as_object else f"memory:{shop}"
+    async with open_admin(Settings(database="sqlite:///billing.db")) as admin:
+        await admin.migrate()
+    connection = sqlite3.connect("billing.db")
+    connection.execute("CREATE TABLE invoices (total)")
+    await Relay(database=DATABASE, broker=broker).run_once()
+    assert await Consumer(INBOX, broker=broker, topics=["order-events"]).run_once() == 1
+    assert connection.execute("SELECT total FROM invoices").fetchall() == [(42,)]
+    connection.close()
+
+
+def test_no_database_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"^database: is not set: give --database"):
+        Relay(broker="stdout:")
+
+
+def test_no_broker_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"^broker: is not set: give --broker"):
+        Relay(database=DATABASE)
+
+
+def test_a_broker_and_a_function_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match=r"^publish, broker: give one of them"):
+        Relay(database=DATABASE, broker="stdout:", publish=print)
+
+
+@pytest.mark.parametrize("url", ["postgresql://localhost/shop", "mysql://localhost/shop"])
+def test_an_unknown_database_names_the_known_ones(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"is of no known kind; known are sqlite$"):
+        Relay(database=url, broker="stdout:")
+
+
+def test_an_unknown_broker_names_the_known_ones_and_no_secret() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Relay(database=DATABASE, broker="redis://:hunter2@localhost")
+    assert str(caught.value) == (
+        "broker: 'redis://:***@localhost' is of no known kind; known are sqlite, stdout, memory"
+    )
+
+
+def test_nobody_consumes_from_stdout() -> None:
+    with pytest.raises(ConfigError, match=r"is of no known kind; known are sqlite, memory$"):
+        Consumer(INBOX, broker="stdout:", topics=["order-events"])
+
+
+def test_what_is_no_inbox_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^inbox: 5 is no Inbox of pillarbox\.sqlalchemy or pillarbox\.dbapi$"):
+        Consumer(5, broker="sqlite:///stream.db", topics=["order-events"])
+
+
+@pytest.mark.parametrize("topics", [[], "order-events"])
+def test_topics_are_a_list_of_at_least_one(topics: Any) -> None:
+    with pytest.raises(ConfigError, match="is no list of topics"):
+        Consumer(INBOX, broker="sqlite:///stream.db", topics=topics)
+
+
+def test_a_mode_that_is_not_there_is_refused() -> None:
+    settings = Settings(broker="sqlite:///stream.db", inbox=InboxSettings(mode="store"))
+    with pytest.raises(ConfigError, match=r"^inbox\.mode: this release knows only 'handle'"):
+        Consumer(INBOX, topics=["order-events"], settings=settings)
+
+
+async def test_every_relay_has_a_name_of_its_own(shop: Path) -> None:
+    names = []
+    for _ in range(2):
+        await Relay(database=DATABASE, broker="stdout:").run_once()
+        names += await _owners()
+    assert len(set(names)) == 2
+    assert all(f"-{os.getpid()}-" in name for name in names)
+
+
+async def _owners() -> list[str]:
+    async with open_admin(Settings(database=DATABASE)) as admin:
+        return [relay.owner for relay in (await admin.stats()).relays]
+
+
+def test_the_clock_is_aware_and_in_utc() -> None:
+    assert SystemClock().now().utcoffset() is not None
