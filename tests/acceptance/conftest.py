@@ -1,5 +1,6 @@
 """A shop whose outbox and broker are files in an empty directory, driven through the real command."""
 
+import asyncio
 import json
 import os
 import shlex
@@ -15,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from pillarbox import Event
+from pillarbox import Event, Settings
 from pillarbox.dbapi import Outbox
+from pillarbox.wiring import open_admin
 
 PATIENCE = 30.0
 
@@ -68,6 +70,15 @@ class Shop:
         finally:
             process.kill()
             process.communicate()
+
+    def migrate(self, file: str) -> None:
+        """Make the tables in a file, without the cost of a process."""
+
+        async def up() -> None:
+            async with open_admin(Settings(database=f"sqlite:///{self.directory / file}")) as admin:
+                await admin.migrate()
+
+        asyncio.run(up())
 
     def _arguments(self, line: str) -> list[str]:
         command, *words = shlex.split(line)
@@ -126,7 +137,7 @@ def shop(tmp_path: Path) -> Shop:
 
 @pytest.fixture
 def migrated(shop: Shop) -> Shop:
-    shop.type(f"pillarbox migrate up --database {shop.database}")
+    shop.migrate("shop.db")
     return shop
 
 

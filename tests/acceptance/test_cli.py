@@ -49,8 +49,8 @@ RECORD_KEYS = {
 @pytest.fixture
 def configured(shop: "Shop") -> "Shop":
     """A shop with a settings file and tables, so that commands need no flags."""
-    shop.type("pillarbox init")
-    shop.type("pillarbox migrate up")
+    (shop.directory / "pillarbox.toml").write_text(f'database = "{shop.database}"\nbroker = "{shop.broker}"\n')
+    shop.migrate("shop.db")
     return shop
 
 

@@ -32,7 +32,7 @@ CONSUME = "pillarbox consume billing:inbox --topic order-events --broker sqlite:
 @pytest.fixture
 def billing(migrated: "Shop") -> "Shop":
     (migrated.directory / "billing.py").write_text(BILLING)
-    migrated.type("pillarbox migrate up --database sqlite:///billing.db")
+    migrated.migrate("billing.db")
     connection = sqlite3.connect(migrated.directory / "billing.db")
     connection.execute("CREATE TABLE invoices (order_id)")
     connection.close()

@@ -36,6 +36,13 @@ def test_a_process_that_should_go_on_may_not_end_at_all(processes: Processes, tm
         process.check(may_end=False)
 
 
+def test_a_process_that_has_ended_cannot_be_frozen(processes: Processes, tmp_path: Path) -> None:
+    process = start(processes, tmp_path, "")
+    process.finish()
+    with pytest.raises(ProcessFailed, match="ended with 0"):
+        process.freeze()
+
+
 def test_writing_to_a_process_that_is_gone_is_told(processes: Processes, tmp_path: Path) -> None:
     process = start(processes, tmp_path, "import os, signal; os.close(0); print('closed', flush=True); signal.pause()")
     deadline = time.monotonic() + 30

@@ -379,7 +379,7 @@ MUTANTS = {
     "what left the window is kept": ("del self._slots[slot.ticket]", "pass"),
     "a line is lost that others still wait in": ("if not (line.parked or line.log) and", "if not line.parked and"),
     "a line stays closed when its head leaves": (
-        "self._open[line.key] = line\n            if not (",
+        "self._open[line] = None\n            if not (",
         "pass\n            if not (",
     ),
     "items go out of order": ("going.sort(key=_ticket)", "going.sort(key=_ticket, reverse=True)"),

@@ -110,7 +110,7 @@ class Window(Generic[I]):
         self._log: deque[_Slot[I]] = deque()
         self._free: list[_Slot[I]] = []
         self._lines: dict[Line, _Line[I]] = {}
-        self._open: dict[Line, _Line[I]] = {}  # lines that may have something to send
+        self._open: dict[_Line[I], None] = {}  # lines that may have something to send
         self._bytes = 0
         self.flying = 0
 
@@ -148,18 +148,18 @@ class Window(Generic[I]):
                 line = self._lines[key] = _Line(key)
             slot.line = line
             (line.parked if item.parked else line.log).append(slot)
-            self._open[key] = line
+            self._open[line] = None
 
     def ready(self, blocked: Container[Line]) -> list[tuple[int, I]]:
         """Give the items that may go now, with their tickets, in order; they count as in flight."""
         going = self._free
         self._free = []
-        for line in list(self._open.values()):
+        for line in list(self._open):
             queue = line.parked or line.log
             if line.flying or not queue or queue[0].verdict is not None:
-                del self._open[line.key]  # comes back when it is answered, settled or entered
+                del self._open[line]  # comes back when it is answered, settled or entered
             elif queue is line.parked or line.key not in blocked:
-                del self._open[line.key]
+                del self._open[line]
                 together = self._prefix_safe and not line.alone
                 next_ones = [slot for slot in queue if not slot.done] if together else [queue[0]]
                 line.flying = len(next_ones)
@@ -174,7 +174,7 @@ class Window(Generic[I]):
     def settle(self, verdicts: Iterable[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
         """Take verdicts by ticket; give everything that is settled now: what was parked, and the log's prefix."""
         settled: list[Settlement[I]] = []
-        answered: dict[Line, _Line[I]] = {}
+        answered: dict[_Line[I], None] = {}
         for ticket, verdict in verdicts:
             slot = self._slots.get(ticket)
             if slot is None or not slot.flying:
@@ -184,8 +184,8 @@ class Window(Generic[I]):
                 if slot.verdict is not None and (slot.line is None or slot.done):
                     settled.append(self._leave(slot, slot.verdict))
                 if slot.line is not None:
-                    answered[slot.line.key] = slot.line
-        for line in answered.values():
+                    answered[slot.line] = None
+        for line in answered:
             settled += self._stop(line)
         blocking: set[Line] = set()
         while self._log and (outcome := self._head(self._log[0], blocked, blocking)):
@@ -208,7 +208,7 @@ class Window(Generic[I]):
             _trim(line.parked if slot.item.parked else line.log)
         line.flying -= 1
         if not line.flying:
-            self._open[line.key] = line
+            self._open[line] = None
 
     def _stop(self, line: "_Line[I]") -> Iterator[Settlement[I]]:
         """If the head out of the parking lot failed, settle it; its followers stay parked behind it, uncounted."""
@@ -243,10 +243,10 @@ class Window(Generic[I]):
             if not slot.done:
                 slot.done = True
                 _trim(line.parked if slot.item.parked else line.log)
-                self._open[line.key] = line
+                self._open[line] = None
             if not (line.parked or line.log) and self._lines.get(line.key) is line:  # not a successor of the same key
                 del self._lines[line.key]
-                self._open.pop(line.key, None)
+                self._open.pop(line, None)
         return Settlement(slot.item, verdict)
 
 

@@ -57,12 +57,13 @@ class Process:
             raise ProcessFailed(f"the {self.name} does not listen any more:\n{self.last_words()}") from error
 
     def freeze(self) -> None:
-        """Stop it where it stands, and wait until it has stopped."""
+        """Stop it where it stands, and wait until it has stopped; raise if it has ended already."""
         self._popen.send_signal(signal.SIGSTOP)
         if self._popen.returncode is None:
             _, status = os.waitpid(self.pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):  # it was faster and has ended; subprocess must know what we were told
                 self._popen.returncode = os.waitstatus_to_exitcode(status)
+        self.check(may_end=False)
 
     def thaw(self) -> None:
         """Let it go on."""

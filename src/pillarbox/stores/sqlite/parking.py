@@ -93,7 +93,7 @@ class ParkingLot:
 
     def _freed(self, db: sqlite3.Connection, line: str, room: int) -> Iterable[_Row]:
         """The head is gone: its followers come out, up to the next one that failed itself."""
-        for row in self._rows(db, f"line = ? AND {IN_LINE} ORDER BY id LIMIT ?", line, room):
+        for row in self._rows(db, f"line = ? AND {IN_LINE} ORDER BY id LIMIT ?", line, room, index="parked_line"):
             if row.state != "blocked":
                 return
             yield row
@@ -107,6 +107,7 @@ class ParkingLot:
             now,
             json.dumps(list(paused)),
             share + len(self._given) if share else 0,
+            index="parked_free",
         )
         given = set(self._given)
         chosen: list[_Row] = []
@@ -116,9 +117,11 @@ class ParkingLot:
                 chosen.append(row)
         return chosen
 
-    def _rows(self, db: sqlite3.Connection, where: str, *parameters: Any) -> list[_Row]:
+    def _rows(self, db: sqlite3.Connection, where: str, *parameters: Any, index: str = "") -> list[_Row]:
+        by = f"INDEXED BY {self._p}{index}" if index else ""
         found = db.execute(
-            f"SELECT id, line, state, attempts, position, {AS_ENTRY} FROM {self._p}parked WHERE {where}", parameters
+            f"SELECT id, line, state, attempts, position, {AS_ENTRY} FROM {self._p}parked {by} WHERE {where}",
+            parameters,
         )
         return [
             _Row(id, line, state, parked_entry(tuple(row), attempts, ordered=line is not None))

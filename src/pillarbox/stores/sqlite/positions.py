@@ -24,20 +24,29 @@ class Positions(NamedTuple):
 
 def load_positions(db: sqlite3.Connection, prefix: str) -> Positions:
     """Read the newest ticks."""
-    row = db.execute(f"SELECT last_id FROM {prefix}ticks WHERE topic IS NULL ORDER BY n DESC LIMIT 1").fetchone()
+    row = _newest(db, prefix, None)
     if row is None:
         raise StoreError(f"{prefix}ticks holds no position; restore the table, or everything would be published again")
     main: int = row[0]
-    newest = db.execute(
-        "WITH RECURSIVE detour(topic) AS ("  # from topic to topic through the index, however many ticks they have
-        f" SELECT min(topic) FROM {prefix}ticks WHERE topic IS NOT NULL UNION ALL"
-        f" SELECT (SELECT min(topic) FROM {prefix}ticks t WHERE t.topic > detour.topic) FROM detour"
-        " WHERE detour.topic IS NOT NULL)"
-        f" SELECT t.topic, t.last_id, t.closed FROM detour JOIN {prefix}ticks t"
-        f" ON t.n = (SELECT max(n) FROM {prefix}ticks WHERE topic = detour.topic)"
-    ).fetchall()
-    detours = {topic: last_id for topic, last_id, closed in newest if not closed or last_id > main}
-    return Positions(main, detours, frozenset(topic for topic, _, closed in newest if closed and topic in detours))
+    newest = {topic: _newest(db, prefix, topic) or (0, 1) for topic in detoured_topics(db, prefix)}
+    detours = {topic: last_id for topic, (last_id, closed) in newest.items() if not closed or last_id > main}
+    return Positions(main, detours, frozenset(topic for topic in detours if newest[topic][1]))
+
+
+def _newest(db: sqlite3.Connection, prefix: str, topic: str | None) -> tuple[int, int] | None:
+    sql = f"SELECT last_id, closed FROM {prefix}ticks WHERE topic IS ? ORDER BY n DESC LIMIT 1"
+    row: tuple[int, int] | None = db.execute(sql, (topic,)).fetchone()
+    return row
+
+
+def detoured_topics(db: sqlite3.Connection, prefix: str) -> list[str]:
+    """List the topics that have ticks of their own: from one to the next through the index, however many they have."""
+    topics: list[str] = []
+    while topic := db.execute(f"SELECT min(topic) FROM {prefix}ticks WHERE topic > ?", topics[-1:] or [""]).fetchone()[
+        0
+    ]:
+        topics.append(topic)
+    return topics
 
 
 def published_at(prefix: str, entry: str) -> str:

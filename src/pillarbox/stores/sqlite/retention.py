@@ -6,7 +6,7 @@ from datetime import timedelta
 from pillarbox.core.insert import microseconds
 from pillarbox.ports import Clock, Retention
 from pillarbox.stores.sqlite.connection import writing
-from pillarbox.stores.sqlite.positions import load_positions, published_at
+from pillarbox.stores.sqlite.positions import detoured_topics, load_positions, published_at
 from pillarbox.stores.sqlite.rows import STORED
 
 BATCH = 5_000
@@ -69,15 +69,15 @@ class Pruner:
 
     def _horizon(self, db: sqlite3.Connection, old: int) -> int:
         """Give the place up to which everything was settled by then, on the main line and on every detour."""
-        newest = f"SELECT last_id FROM {self._p}ticks WHERE at <= ? AND topic IS ? ORDER BY at DESC, n DESC LIMIT 1"
-        main = db.execute(newest, (old, None)).fetchone()
+        newest = f"SELECT last_id FROM {self._p}ticks WHERE topic IS ? AND at <= ? ORDER BY at DESC, n DESC LIMIT 1"
+        main = db.execute(newest, (None, old)).fetchone()
         places = [load_positions(db, self._p).lowest, main[0] if main else 0]
-        lately = db.execute(
-            f"SELECT topic, min(last_id) FROM {self._p}ticks WHERE at > ? AND topic NOTNULL GROUP BY 1", (old,)
-        )
-        for topic, first in lately.fetchall():
-            before = db.execute(newest, (old, topic)).fetchone()
-            places.append(before[0] if before else first)
+        for topic in detoured_topics(db, self._p):
+            first = f"SELECT min(last_id) FROM {self._p}ticks WHERE topic = ? AND at > ?"
+            [lately] = db.execute(first, (topic, old)).fetchone()
+            if lately is not None:
+                before = db.execute(newest, (topic, old)).fetchone()
+                places.append(before[0] if before else lately)
         return min(places)
 
     def _prune_parked(self, db: sqlite3.Connection, old: int) -> int:
@@ -89,39 +89,50 @@ class Pruner:
         """Delete ticks that no entry in the log needs for its time; the newest of every line stays."""
         [first] = db.execute(f"SELECT min(id) FROM {self._p}outbox").fetchone()
         first = load_positions(db, self._p).lowest if first is None else first
-        newest = f"n < (SELECT max(n) FROM {self._p}ticks later WHERE later.topic IS it.topic)"
-        sql = f"SELECT n FROM {self._p}ticks it WHERE at <= ? AND last_id < ? AND {newest} ORDER BY at LIMIT {BATCH}"
-        return db.execute(f"DELETE FROM {self._p}ticks WHERE n IN ({sql})", (old, first)).rowcount
+        newest = f"SELECT max(n) FROM {self._p}ticks WHERE topic IS :topic"
+        chosen = (
+            f"SELECT n FROM {self._p}ticks INDEXED BY {self._p}ticks_last WHERE topic IS :topic AND last_id < :first"
+            f" AND at <= :old AND n < ({newest}) LIMIT {BATCH}"
+        )
+        return sum(
+            db.execute(
+                f"DELETE FROM {self._p}ticks WHERE n IN ({chosen})", {"topic": topic, "first": first, "old": old}
+            ).rowcount
+            for topic in (None, *detoured_topics(db, self._p))
+        )
 
     def _thin(self, db: sqlite3.Connection, old: int) -> int:
-        """Leave one tick of each second, with the counts of all, from where the last call came to."""
+        """Leave one tick of each second, the last, with the counts of all; from where the previous call came to."""
         row = db.execute(f"SELECT value FROM {self._p}meta WHERE name = 'thinned'").fetchone()
-        whole = "at / 1000000"
         rows = db.execute(
-            f"SELECT n, topic, {whole}, published, failed FROM {self._p}ticks WHERE at >= ? AND {whole} < ?"
-            f" AND NOT opened AND NOT closed ORDER BY at, n LIMIT {BATCH}",
-            (int(row[0]) if row else 0, old // 1_000_000),
+            f"SELECT n, topic, at / 1000000, published, failed FROM {self._p}ticks WHERE n > ? AND at < ?"
+            f" AND NOT opened AND NOT closed ORDER BY n LIMIT {BATCH}",
+            (int(row[0]) if row else 0, old // 1_000_000 * 1_000_000),
         ).fetchall()
-        if not rows:
-            return 0
         kept: dict[tuple[str | None, int], tuple[int, int, int]] = {}
         gone = []
-        for n, topic, second, published, failed in sorted(rows):  # the last one by n: a clock may have stepped back
+        for n, topic, second, published, failed in rows:
             if earlier := kept.get((topic, second)):
                 gone.append((earlier[0],))
                 published, failed = published + earlier[1], failed + earlier[2]
             kept[topic, second] = n, published, failed
-        db.executemany(f"DELETE FROM {self._p}ticks WHERE n = ?", gone)
-        counts = [(published, failed, n) for n, published, failed in kept.values()]
-        db.executemany(f"UPDATE {self._p}ticks SET published = ?, failed = ? WHERE n = ?", counts if gone else [])
-        # A full batch may have cut a second in two: begin with that one the next time.
-        reached = rows[-1][2] + (len(rows) < BATCH)
+        if gone:
+            db.executemany(f"DELETE FROM {self._p}ticks WHERE n = ?", gone)
+            counts = [(published, failed, n) for n, published, failed in kept.values()]
+            db.executemany(f"UPDATE {self._p}ticks SET published = ?, failed = ? WHERE n = ?", counts)
+        if rows:
+            # A full batch may have cut a second in two: what is left of it comes again the next time.
+            last = rows[-1][2]
+            reached = min(n for (_, second), (n, _, _) in kept.items() if second == last) - 1
+            self._note_thinned(db, reached if len(rows) == BATCH else rows[-1][0])
+        return len(gone)
+
+    def _note_thinned(self, db: sqlite3.Connection, n: int) -> None:
         db.execute(
             f"INSERT INTO {self._p}meta (name, value) VALUES ('thinned', ?)"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value",
-            (str(reached * 1_000_000),),
+            (str(n),),
         )
-        return len(gone)
 
     def _prune_inbox(self, db: sqlite3.Connection, old: int) -> int:
         chosen = f"SELECT consumer, event_id FROM {self._p}inbox WHERE handled_at <= ? LIMIT {BATCH}"

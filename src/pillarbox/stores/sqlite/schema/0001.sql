@@ -44,7 +44,7 @@ CREATE TABLE {prefix}ticks (
 );
 CREATE INDEX {prefix}ticks_topic ON {prefix}ticks (topic, n);
 CREATE INDEX {prefix}ticks_last ON {prefix}ticks (topic, last_id);
-CREATE INDEX {prefix}ticks_at ON {prefix}ticks (at);
+CREATE INDEX {prefix}ticks_at ON {prefix}ticks (topic, at);
 CREATE INDEX {prefix}ticks_published ON {prefix}ticks (n) WHERE published > 0;
 
 -- Who may read: one row, because SQLite has one lane group. The epoch fences the bookkeeping of a former holder.
