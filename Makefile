@@ -48,5 +48,5 @@ venv:
 static: venv
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy
+	$(BIN)/mypy $(wildcard src tests benchmarks examples)
 	$(BIN)/lint-imports

@@ -1,7 +1,7 @@
 """What the tests of the SQLite store share: a store on a file, events by plain SQL, a second process."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,3 +70,12 @@ class Shop:
 async def on_connection(store: SqliteStore, work: Callable[[sqlite3.Connection], Any]) -> Any:
     """Do something on the store's own connection, in its thread."""
     return await store._connection.run(work)
+
+
+async def statements(store: SqliteStore, work: Callable[[], Awaitable[None]]) -> list[str]:
+    """List the statements that run on the store's connection during some work."""
+    seen: list[str] = []
+    await on_connection(store, lambda db: db.set_trace_callback(seen.append))
+    await work()
+    await on_connection(store, lambda db: db.set_trace_callback(None))
+    return seen

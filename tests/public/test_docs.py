@@ -4,13 +4,15 @@ What a page may say in an HTML comment right before a block, or in its place:
 
     <!-- not run: why -->         the block is shown only; such blocks are counted at the end of the test run
     <!-- file: shop/billing.py -->  the block is the contents of that file
-    <!-- in the background -->    the commands of the block run until the page ends, and must then stop well on SIGTERM
+    <!-- in the background -->    the commands of the block run until the page ends, and must then stop well on SIGTERM;
+                                  what follows waits until they have said what the block shows
     <!-- exit 3 -->               the last command of the block ends with this code instead of 0
     <!-- run:                     Python that readers need not see, such as an engine or a class
     ...
     -->
 
-Output that a `console` block shows is compared, line by line; `…` stands for anything.
+A `console` block holds the commands pillarbox, python and make (whose verbs are only looked up).
+Output that it shows is compared, line by line; `…` stands for anything.
 """
 
 import ast
@@ -22,12 +24,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import pytest
 
@@ -70,7 +73,7 @@ class Runner:
     def __init__(self, page: str, directory: Path) -> None:
         self._page, self._directory = page, directory
         self._names: dict[str, Any] = {"__name__": "__page__"}
-        self._background: list[subprocess.Popen[str]] = []
+        self._background: list[tuple[subprocess.Popen[str], Path]] = []
         self.not_run: list[str] = []
 
     def __enter__(self) -> Self:
@@ -89,11 +92,11 @@ class Runner:
         for name in sys.modules.keys() - self._modules:
             if (getattr(sys.modules[name], "__file__", None) or "").startswith(here):
                 del sys.modules[name]
-        for process in self._background:
+        for process, _ in self._background:
             process.send_signal(signal.SIGTERM)
-        talks = [process.communicate(timeout=PATIENCE)[0] for process in self._background]
+        codes = [process.wait(PATIENCE) for process, _ in self._background]
         if error is None:
-            assert [process.returncode for process in self._background] == [0] * len(talks), "\n".join(talks)
+            assert codes == [0] * len(codes), "\n".join(log.read_text() for _, log in self._background)
 
     def run(self, block: Block) -> None:
         where = f"{self._page}, line {block.line}"
@@ -136,24 +139,38 @@ class Runner:
             makefile = (ROOT / "Makefile").read_text()
             assert all(f"\n{verb}:" in makefile for verb in words[1:]), f"{where}: make has no such verb: {line}"
             return
-        assert words[0] == "pillarbox", f"{where}: only pillarbox and make are known; mark others as not run: {line}"
-        command = [sys.executable, "-m", *words]
+        assert words[0] in ("pillarbox", "python"), f"{where}: mark what cannot be run as not run: {line}"
+        command = [sys.executable, *(words[1:] if words[0] == "python" else ["-m", *words])]
+        if background:
+            self._run_in_background(command, output, f"{where}: {line}")
+            return
+        process = self._start(command, subprocess.PIPE)
+        said, _ = process.communicate(timeout=PATIENCE)
+        assert process.returncode == exit_code, f"{where}: {line}\nended with {process.returncode}:\n{said}"
+        assert not output.strip() or matches(output, said), f"{where}: {line}\nshould say:\n{output}\nand says:\n{said}"
+
+    def _run_in_background(self, command: list[str], output: str, where: str) -> None:
+        log = self._directory / f".background-{len(self._background)}"
+        with log.open("w") as stream:
+            process = self._start(command, stream)
+        self._background.append((process, log))
+        deadline = time.monotonic() + PATIENCE
+        while output.strip() and not matches(output.rstrip() + "…", log.read_text()):
+            waits = process.poll() is None and time.monotonic() < deadline
+            assert waits, f"{where}\nshould say:\n{output}\nand says:\n{log.read_text()}"
+            time.sleep(0.05)
+
+    def _start(self, command: list[str], stdout: int | IO[str]) -> subprocess.Popen[str]:
         environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(self._directory)}
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=self._directory,
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        if background:
-            self._background.append(process)
-            return
-        said, _ = process.communicate(timeout=PATIENCE)
-        assert process.returncode == exit_code, f"{where}: {line}\nended with {process.returncode}:\n{said}"
-        assert not output.strip() or matches(output, said), f"{where}: {line}\nshould say:\n{output}\nand says:\n{said}"
 
 
 def matches(shown: str, said: str) -> bool:
@@ -248,6 +265,28 @@ def test_output_that_is_shown_must_be_what_the_command_says(tmp_path: Path) -> N
     run_page(fenced("console", "$ pillarbox --help\n…Usage…demo…"), "page", tmp_path)
     with pytest.raises(AssertionError, match="should say"):
         run_page(fenced("console", "$ pillarbox --help\nsomething else"), "page", tmp_path)
+
+
+def test_python_runs_a_file_of_the_page(tmp_path: Path) -> None:
+    run = fenced("console", "$ python stock.py 3\n3 left")
+    run_page(page_of("<!-- file: stock.py -->", fenced("python", STOCK), run), "page", tmp_path)
+
+
+STOCK = """
+import signal, sys
+
+print(sys.argv[1], "left", flush=True)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+if sys.argv[1] == "forever":
+    signal.pause()
+"""
+
+
+def test_what_runs_in_the_background_must_say_what_is_shown(tmp_path: Path) -> None:
+    file = page_of("<!-- file: stock.py -->", fenced("python", STOCK), "<!-- in the background -->")
+    run_page(page_of(file, fenced("console", "$ python stock.py forever\nforever left")), "page", tmp_path)
+    with pytest.raises(AssertionError, match=r"nothing left\s+and says:\s+0 left"):
+        run_page(page_of(file, fenced("console", "$ python stock.py 0\nnothing left")), "page", tmp_path)
 
 
 @pytest.mark.parametrize("line", ["$ make no-such-verb", "$ curl somewhere", "no prompt"])

@@ -42,7 +42,7 @@ class ConsumerBench:
         self.policy = RetryPolicy(retries=2, jitter=0)
         self.topics = Topics()
         self.on: Callable[[Moment, Facts], None] = lambda moment, facts: None
-        self.db = sqlite3.connect(self.path, isolation_level=None)
+        self.db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self.db.execute("PRAGMA journal_mode = WAL")
         Tables(self.path, "pillarbox_").up(self.db)
         self.db.execute("CREATE TABLE effects (n INTEGER)")

@@ -199,19 +199,21 @@ class Intake:
             pass
 
     async def _settle(self) -> None:
-        """Collect verdicts; record them when there are enough, when it is time, or when nothing else is going on."""
+        """Collect verdicts; record them when something failed, when it is time, or when nothing else is going on."""
         now = asyncio.get_running_loop().time()
         if not self._unsettled:
             self._record_at = now + TOGETHER
-        self._collect()
-        if len(self._unsettled) >= BATCH or now >= self._record_at or not self._window.flying:
+        failed = self._collect()
+        if failed or len(self._unsettled) >= BATCH or now >= self._record_at or not self._window.flying:
             await self._record()
 
-    def _collect(self) -> None:
+    def _collect(self) -> bool:
+        """Take the workers' verdicts; tell whether one of them is a failure."""
         settled = self._window.settle(self._handling.answers(), self._blocked)
         self._unsettled += settled
         # Blocked from now on, not only once it is recorded: the next of its line could be ready before that.
         self._blocked.update(item.line for item, verdict in settled if item.line and _blocks(verdict))
+        return any(isinstance(verdict, RetryAt | Dead) for _, verdict in settled)
 
     async def _record(self) -> None:
         """Park what failed, then acknowledge the settled prefix; what cannot be done now is done later, in order."""

@@ -60,7 +60,8 @@ class Handling:
         self._inbox, self._rules, self._clock, self._hooks, self._blocked = inbox, rules, clock, hooks, blocked
         self._workers = min(rules.concurrency, inbox.most_workers or rules.concurrency)
         self._performers = performers(inbox, self._workers)
-        self._queue: asyncio.Queue[tuple[int, Received]] = asyncio.Queue()
+        # The oldest first: what has failed can be parked, and the rest acknowledged, once all before it is done.
+        self._queue: asyncio.PriorityQueue[tuple[int, Received]] = asyncio.PriorityQueue()
         self._answers: list[tuple[int, Verdict]] = []
         self._running: dict[int, Running] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -134,7 +135,9 @@ class Handling:
             return Untouched(str(error))
         except (HandlerError, HandlerSignal, DecodeError) as error:
             return self._judge(received, error)
-        except Exception as error:  # noqa: BLE001 - the consumer raises it: it cannot go on without its tables
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - raised by the consumer, which cannot go on: no tables, say
             self._fatal = error
             return Untouched(str(error))
         self.counts[reception] += 1
@@ -157,7 +160,8 @@ class Handling:
             elif received.parked:
                 return Reception.COPY
         if received.counted and received.attempts > self._rules.policy.retries:
-            raise Reject(f"crashed the consumer: its process died {received.attempts} times while this was handled")
+            deaths, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
+            raise Reject(f"crashed the consumer: its process died {deaths} times while this was handled")
         reception = await self._perform(worker, self._program(received))
         if reception is Reception.HANDLED:
             self._hooks.reach(Moment.COMMITTED, type=received.type, event_id=received.key)

@@ -30,11 +30,8 @@ from pillarbox.stores.sqlite.connection import reading, writing
 from pillarbox.stores.sqlite.lanes import LaneGroup
 from pillarbox.stores.sqlite.parking import ParkingLot
 from pillarbox.stores.sqlite.positions import load_positions
-from pillarbox.stores.sqlite.rows import AS_ENTRY, log_entries
+from pillarbox.stores.sqlite.rows import AS_ENTRY, CHUNK, log_entries
 from pillarbox.telemetry.hooks import Hooks, Moment
-
-CHUNK = 16 << 20
-"""About so many bytes of payload come out at once."""
 
 Settlements = Sequence[Settlement[Entry]]
 

@@ -20,7 +20,7 @@ from pillarbox.core.insert import microseconds
 from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Blocked, Delayed, Settlement
-from pillarbox.stores.sqlite.rows import AS_ENTRY, STORED, parked_entry
+from pillarbox.stores.sqlite.rows import AS_ENTRY, CHUNK, STORED, parked_entry
 
 ROOM = 10_000
 """So many may stand in lines before the log is read no further: somebody has to look."""
@@ -35,7 +35,6 @@ class _Head(NamedTuple):
     id: int
     state: str
     due_at: int | None
-    length: int
 
 
 class _Row(NamedTuple):
@@ -59,12 +58,10 @@ class ParkingLot:
         """Give out everything anew."""
         self._given: dict[int, tuple[int, str | None]] = {}  # position → its row and line
         self._lines_out: Counter[str] = Counter()
-        self._heads: Sequence[_Head] = ()
+        self._seen: list[tuple[Any, ...]] = []
+        self._heads: Sequence[_Head] = ()  # those that are not dead
+        self.full = False
         self.blocked = frozenset()
-
-    @property
-    def full(self) -> bool:
-        return sum(head.length for head in self._heads) >= ROOM
 
     def look(self, db: sqlite3.Connection) -> None:
         """See which lines are blocked, and by what."""
@@ -72,8 +69,11 @@ class ParkingLot:
             f"SELECT line, min(id), state, due_at, count(*) FROM {self._p}parked INDEXED BY {self._p}parked_line"
             f" WHERE {IN_LINE} GROUP BY line"
         ).fetchall()
-        self._heads = [_Head._make(row) for row in rows]
-        self.blocked = frozenset(_read_line(head.line) for head in self._heads)
+        if rows != self._seen:  # thousands may be dead, and stay so for days
+            self._seen = rows
+            self._heads = [_Head(*row[:4]) for row in rows if row[2] != "dead"]
+            self.full = sum(row[4] for row in rows) >= ROOM
+            self.blocked = frozenset(_read_line(row[0]) for row in rows)
 
     def due(self, db: sqlite3.Connection, now: int, room: int, paused: Collection[str]) -> list[_Row]:
         """Find the rows that may come out now."""
@@ -119,14 +119,18 @@ class ParkingLot:
 
     def _rows(self, db: sqlite3.Connection, where: str, *parameters: Any, index: str = "") -> list[_Row]:
         by = f"INDEXED BY {self._p}{index}" if index else ""
-        found = db.execute(
+        cursor = db.execute(
             f"SELECT id, line, state, attempts, position, {AS_ENTRY} FROM {self._p}parked {by} WHERE {where}",
             parameters,
         )
-        return [
-            _Row(id, line, state, parked_entry(tuple(row), attempts, ordered=line is not None))
-            for id, line, state, attempts, *row in found
-        ]
+        rows, size = [], 0
+        for id, line, state, attempts, *row in cursor:
+            rows.append(_Row(id, line, state, parked_entry(tuple(row), attempts, ordered=line is not None)))
+            size += len(rows[-1].entry.data)
+            if size >= CHUNK:
+                break
+        cursor.close()
+        return rows
 
     def give(self, rows: Iterable[_Row]) -> None:
         """Note what was given out."""

@@ -13,6 +13,8 @@ STORED = f"{EVENT}, payload, body, {REST}"
 """The event's columns as they are stored, for copies from table to table."""
 AS_ENTRY = f"{EVENT}, coalesce(payload, body), {REST}"
 """The event's columns in Entry's order, after its position."""
+CHUNK = 16 << 20
+"""About so many bytes of payload come out at once."""
 
 
 def instant(microseconds: int) -> datetime:

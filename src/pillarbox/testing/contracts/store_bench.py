@@ -17,6 +17,8 @@ from pillarbox.testing.contracts.rules import Bench
 
 LEASE = 15.0
 """Seconds of lease that a store on the bench has."""
+ROUNDS = 100
+"""How often a rule reads before it says that a store gives out entries without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,12 @@ async def holder(bench: StoreBench, owner: str = "a") -> Store:
 async def read(store: Store) -> list[Entry]:
     """Read until there is nothing more now."""
     entries: list[Entry] = []
-    while found := await store.entries(100):
+    for _ in range(ROUNDS):
+        found = await store.entries(100)
+        if not found:
+            return entries
         entries += found
-    return entries
+    raise AssertionError(f"entries come out without end: {names(entries[:5])} and so on")
 
 
 async def settle(store: Store, entries: Sequence[Entry], *verdicts: Settled) -> None:
@@ -91,10 +96,13 @@ async def settle(store: Store, entries: Sequence[Entry], *verdicts: Settled) -> 
 async def publish_all(store: Store) -> list[str]:
     """Read and publish until there is nothing more now; give the names in the order in which they came out."""
     published: list[str] = []
-    while entries := await store.entries(100):
+    for _ in range(ROUNDS):
+        entries = await store.entries(100)
+        if not entries:
+            return published
         await settle(store, entries)
         published += names(entries)
-    return published
+    raise AssertionError(f"entries come out without end: {published[:5]} and so on")
 
 
 async def record(store: Store, type: str) -> Record:

@@ -170,7 +170,7 @@ class ParkingRules:
         await bench.add(event("A", None), event("B", None))
         entries = await read(store)
         await settle(store, entries, soon(bench, 5), soon(bench, 1))
-        assert line("") not in store.blocked
+        assert ("orders", "", "") not in store.blocked
         bench.clock.advance(1)
         assert len(await read(store)) == 1
 

@@ -1,0 +1,183 @@
+"""Stores that retry, drop or replay what they should not, or not as they should."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from uuid import uuid4
+
+from pillarbox.ports import Query
+from pillarbox.testing.contracts.store_defect import StoreDefect, into
+from pillarbox.testing.memory import Parked
+from pillarbox.testing.memory_records import MemoryStore
+
+DEFECTS: list[StoreDefect] = []
+breaks = into(DEFECTS)
+
+
+# Retry.
+
+
+@breaks("test_a_dead_event_that_is_retried_comes_out_with_all_its_tries")
+class RetriesWithTheAttemptsOfBefore(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        attempts = {row.id: row.attempts for row in self.database.parked}
+        count = await super().retry(query)
+        for row in self.database.parked:
+            row.attempts = attempts[row.id]
+        return count
+
+
+@breaks("test_a_dead_event_that_is_retried_comes_out_with_all_its_tries", "test_only_what_the_query_says_is_retried")
+class SaysNotHowManyItRetried(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        await super().retry(query)
+        return 0
+
+
+@breaks("test_a_waiting_event_that_is_retried_need_not_wait")
+class RetriesOnlyDeadOnes(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        return await super().retry(replace(query, status=("dead",)))
+
+
+@breaks("test_a_waiting_event_that_is_retried_need_not_wait")
+class RetriesWhenItWouldAnyway(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        due = {row.id: row.due_at for row in self.database.parked}
+        count = await super().retry(query)
+        for row in self.database.parked:
+            row.due_at = due[row.id] or row.due_at
+        return count
+
+
+@breaks("test_followers_follow_a_dead_event_that_is_retried")
+class ParksARetriedOneBehindItsFollowers(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        count = await super().retry(query)
+        self.database.parked.sort(key=lambda row: row.state == "retrying")
+        return count
+
+
+@breaks("test_followers_follow_a_dead_event_that_is_retried")
+class RetriesOutsideTheOrder(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        count = await super().retry(query)
+        for row in self.database.parked:
+            row.line = None if row.state == "retrying" else row.line
+        return count
+
+
+@breaks("test_a_skipped_event_that_is_retried_blocks_nobody")
+class PutsASkippedOneBackIntoItsLine(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        count = await super().retry(query)
+        for row in self.database.parked:
+            row.line = self._topics.line_of(row.entry)
+        return count
+
+
+@breaks("test_only_what_the_query_says_is_retried")
+class RetriesEverything(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        return await super().retry(Query())
+
+
+# Drop.
+
+
+@breaks("test_a_dropped_event_lets_its_followers_go")
+class LeavesFollowersOfADroppedOneStuck(MemoryStore):
+    def _free(self, rows: list[Parked], now: datetime) -> list[Parked]:
+        dropped = {row.line for row in self.database.parked if row.state == "dropped"}
+        return [] if rows[0].line in dropped else super()._free(rows, now)
+
+
+@breaks("test_a_dropped_event_lets_its_followers_go")
+class DropsTheWholeLine(MemoryStore):
+    async def drop(self, query: Query) -> int:
+        count = await super().drop(query)
+        lines = {row.line for row in self.database.parked if row.state == "dropped"}
+        for row in self.database.parked:
+            row.state = "dropped" if row.line in lines else row.state
+        return count
+
+
+@breaks("test_a_dropped_event_stays_visible_as_dropped")
+class DropsWithoutATrace(MemoryStore):
+    """Deletes the parked row, so that the event looks published."""
+
+    async def drop(self, query: Query) -> int:
+        count = await super().drop(query)
+        self.database.parked = [row for row in self.database.parked if row.state != "dropped"]
+        return count
+
+
+@breaks("test_only_dead_events_are_dropped_unless_named")
+class DropsWhateverMatches(MemoryStore):
+    async def drop(self, query: Query) -> int:
+        found = await self.find(query)
+        return await super().drop(replace(query, ids=[record.event_id for record in found]))
+
+
+@breaks("test_only_dead_events_are_dropped_unless_named")
+class DropsOnlyDeadOnes(MemoryStore):
+    async def drop(self, query: Query) -> int:
+        return await super().drop(replace(query, status=("dead",)))
+
+
+# Replay.
+
+
+@breaks("test_a_replayed_event_comes_out_again_outside_the_order")
+class ReplaysInOrder(MemoryStore):
+    async def replay(self, query: Query) -> int:
+        count = await super().replay(query)
+        for row in self.database.parked:
+            row.line, row.state = self._topics.line_of(row.entry), "retrying"
+        return count
+
+
+@breaks("test_a_replayed_event_comes_out_again_outside_the_order")
+class ReplaysUnderNewIds(MemoryStore):
+    async def replay(self, query: Query) -> int:
+        count = await super().replay(query)
+        for row in self.database.parked:
+            row.entry = row.entry._replace(event_id=str(uuid4()))
+        return count
+
+
+@breaks("test_a_replayed_event_is_published_before_and_after")
+class ShowsAReplayedOneAsDelayed(MemoryStore):
+    def _is_replay(self, parked: Parked) -> bool:
+        return False
+
+
+@breaks("test_a_replayed_event_is_published_before_and_after", "test_only_published_events_are_replayed")
+class ReplaysByMakingItPendingAgain(MemoryStore):
+    async def replay(self, query: Query) -> int:
+        found = await self.find(query)
+        for row in [row for row in self.database.rows if row.entry.event_id in {record.event_id for record in found}]:
+            transaction = self.database.begin()
+            transaction._rows.append(row._replace(xid=transaction.xid))
+            self.database.rows.remove(row)
+            transaction.commit()
+        return len(found)
+
+
+@breaks("test_events_are_replayed_in_the_order_of_the_log")
+class ReplaysTheNewestFirst(MemoryStore):
+    async def replay(self, query: Query) -> int:
+        count = await super().replay(query)
+        self.database.parked.reverse()
+        return count
+
+
+@breaks("test_only_published_events_are_replayed")
+class ReplaysWhatWasNeverPublished(MemoryStore):
+    async def replay(self, query: Query) -> int:
+        rows: Sequence[Parked] = [
+            Parked(1000 + row.entry.position, row.entry, row.lane, "delayed", None, self.database.clock.now(), 0, None)
+            for row in self.database.rows
+        ]
+        self.database.parked += rows
+        return len(rows)

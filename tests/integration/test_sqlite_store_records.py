@@ -1,0 +1,101 @@
+"""What an operator sees and does on SQLite, beyond the contract: the audit, replays, the inbox's side, bounds."""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pillarbox.core.retry import PUBLISHED, Dead
+from pillarbox.ports import Query, Retention
+from pillarbox.testing.contracts.store_bench import names, publish_all, read, record, settle
+from tests.integration.sqlite_shop import Shop
+
+
+@pytest.fixture
+async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
+    shop = Shop(tmp_path / "shop.db")
+    yield shop
+    await shop.close()
+
+
+async def test_every_deed_of_an_operator_is_written_down(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.add("A", "B")
+    await settle(store, await read(store), PUBLISHED, Dead("refused"))
+    await store.retry(Query(status=("dead",)))
+    await store.drop(Query(ids=((await record(store, "B")).event_id,)))
+    await store.replay(Query(type="A"))
+    await store.pause("orders", "ada", "why not")
+    await store.resume("orders")
+    rows = shop.sql("SELECT what, count, who <> '' FROM pillarbox_audit ORDER BY n")
+    id = (await record(store, "B")).event_id
+    assert rows == [
+        ("retry status=dead", 1, 1),
+        (f"drop ids={id}", 1, 1),
+        ("replay type=A", 1, 1),
+        ("pause topic=orders", 1, 1),
+        ("resume topic=orders", 1, 1),
+    ]
+
+
+async def test_many_replays_leave_room_for_what_is_new(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.add(*(f"E{n}" for n in range(20)))
+    await publish_all(store)
+    await store.replay(Query())
+    shop.add("New", aggregate="2")
+    assert "New" in names(await store.entries(10))
+
+
+async def test_an_event_replayed_twice_goes_out_twice(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.add("A")
+    await publish_all(store)
+    assert [await store.replay(Query()), await store.replay(Query())] == [1, 1]
+    assert await publish_all(store) == ["A", "A"]
+    assert (await record(store, "A")).status == "published"
+
+
+async def test_a_replay_that_fails_for_good_is_seen_and_can_be_dropped(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.add("A")
+    await publish_all(store)
+    await store.prune(Retention(published=timedelta(0), archive=timedelta(days=1)))
+    assert shop.sql("SELECT count(*) FROM pillarbox_outbox") == [(0,)]
+    await store.replay(Query())
+    await settle(store, await read(store), Dead("refused"))
+    assert (await record(store, "A")).status == "dead"
+    assert await store.drop(Query(status=("dead",))) == 1
+    assert (await record(store, "A")).status == "published"
+
+
+async def test_what_was_received_and_is_dead_is_found_retried_and_dropped(shop: Shop) -> None:
+    store = await shop.store()
+    shop.sql(
+        "INSERT INTO pillarbox_inbox_parked (consumer, event_id, state, line, attempts, last_error, parked_at, topic,"
+        " headers, body, aggregate_type, aggregate_id, event_type) VALUES"
+        " ('billing', 'e1', 'dead', 'l', 6, 'no stock', 5, 'orders', '{\"content_type\": \"a/b\"}', x'00',"
+        " 'order', '7', 'A'),"
+        " ('billing', 'e2', 'blocked', 'l', 0, NULL, 5, 'orders', '{}', x'00', 'order', '7', 'B'),"
+        " ('letters', 'e1', 'suspect', NULL, 1, NULL, 5, 'orders', '{}', x'00', 'order', '7', 'A')"
+    )
+    assert (await store.stats()).inbox_dead == 1
+    [dead] = await store.find(Query(side="inbox", status=("dead",)))
+    assert (dead.event_id, dead.consumer, dead.attempts, dead.last_error) == ("e1", "billing", 6, "no stock")
+    assert (dead.content_type, dead.data, dead.aggregate) == ("a/b", b"\0", ("order", "7"))
+    [behind] = await store.find(Query(side="inbox", ids=("e2",)))
+    assert (behind.status, behind.blocked_by) == ("blocked", "e1")
+    assert [one.status for one in await store.find(Query(side="inbox", consumer="letters"))] == ["retrying"]
+    assert await store.retry(Query(side="inbox", status=("dead",))) == 1
+    assert shop.sql("SELECT state, attempts FROM pillarbox_inbox_parked WHERE id = 1") == [("retrying", 0)]
+    assert await store.drop(Query(side="inbox")) == 0
+    assert await store.drop(Query(side="inbox", ids=("e2",), consumer="billing")) == 1
+    assert shop.sql("SELECT state FROM pillarbox_inbox_parked WHERE id = 2") == [("dropped",)]
+
+
+async def test_counting_what_is_pending_has_a_bound(shop: Shop) -> None:
+    store = await shop.store()
+    shop.add(*("E" for _ in range(10_001)))
+    stats = await store.stats()
+    assert (stats.pending, stats.pending_exact) == (10_000, False)
