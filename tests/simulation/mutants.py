@@ -9,7 +9,6 @@ from pillarbox.core.message import Delivery
 from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Settled, Window
-from pillarbox.ports import Outcome
 from pillarbox.relay.chores import Lease
 from pillarbox.relay.pump import Pump
 from pillarbox.testing.memory import MemorySource
@@ -38,7 +37,7 @@ def settle_before_the_acknowledgement() -> Iterator[None]:
 
         def remember(blocked: Container[Line]) -> list[tuple[int, Any]]:
             going = ready(blocked)
-            self._unsendable += [Outcome(ticket, None) for ticket, _ in going]
+            self._unsendable += [(ticket, PUBLISHED) for ticket, _ in going]
             return going
 
         with mock.patch.object(self._window, "ready", remember):

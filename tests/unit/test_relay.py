@@ -326,6 +326,23 @@ def test_an_entry_that_cannot_be_encoded_is_dead_and_the_others_go() -> None:
     play(act)
 
 
+@pytest.mark.parametrize("prefix_safe", [True, False])
+def test_what_follows_an_entry_that_cannot_be_encoded_waits_behind_it(prefix_safe: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.place(4, orders=1)
+        row = scene.database.rows[1]
+        scene.database.rows[1] = row._replace(entry=row.entry._replace(headers="[]"))
+        await scene.relay().run_once()
+        assert scene.published == [0]
+        assert [(parked.entry.position, parked.state, parked.attempts) for parked in scene.database.parked] == [
+            (2, "dead", 1),
+            (3, "blocked", 0),
+            (4, "blocked", 0),
+        ]
+
+    play(act, prefix_safe=prefix_safe)
+
+
 def test_a_delayed_event_goes_when_its_time_comes_and_holds_nobody_back() -> None:
     async def act(scene: Scene) -> None:
         later = scene.clock.now() + timedelta(minutes=5)

@@ -230,7 +230,8 @@ class World:
             if not self._holds_nobody_back(verdict) and verdict.__class__ is not self.module.Delayed:
                 if verdict.__class__ is not self.module.Blocked and not thing.parked:
                     assert thing.line is None or (thing.line not in before and thing.line not in failed_now)
-                failed_now.add(thing.line)
+                if not thing.parked or thing.position in self.parking.get(thing.line or ("", "", ""), {}):
+                    failed_now.add(thing.line)  # and not dropped meanwhile
             if not thing.parked:
                 assert thing.position == self.settled_up_to  # exactly in order
                 self.settled_up_to += 1
@@ -306,7 +307,7 @@ class World:
         """Take random steps, then let everything succeed: the window has to run empty, with nothing left."""
         acts: list[Callable[[], None]] = [self.enter, self.ready, self.settle]
         for _ in range(steps):
-            self.chance.choices([*acts, self.drop, self.forget], [6, 6, 6, 1, 0.3])[0]()
+            self.chance.choices([*acts, self.drop, self.forget], [6, 6, 6, 2, 0.3])[0]()
         for _ in range(6 * len(self.log) + 10):
             if self.settled_up_to == len(self.log) and not self.inside and not self.blocked and not self.outside:
                 break

@@ -12,7 +12,7 @@ from pillarbox.core.entry import Entry
 from pillarbox.core.message import Message, encode
 from pillarbox.core.pacing import Pacing
 from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, Verdict
-from pillarbox.core.routing import Topics
+from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement, Window
 from pillarbox.errors import BrokerUnavailable, EncodeError, PublishError, PublishRejected, StoreUnavailable
 from pillarbox.ports import Away, Clock, Outcome, Publisher, Source
@@ -46,7 +46,7 @@ class Pump:
         )
         self._reading = ReadAhead(source, rules.batch, rules.idle(), hooks)
         self._answering: asyncio.Task[Sequence[Outcome]] | None = None
-        self._unsendable: list[Outcome] = []
+        self._unsendable: list[tuple[int, Verdict]] = []
         self._patience = rules.patience()
         self._resume_at = 0.0
         self._draining = False
@@ -63,7 +63,7 @@ class Pump:
             self._reading.go_on(lambda: window.room)
             self._send()
             await self._news()
-            await self._settle(window.settle(self._judge(self._answers()), source.blocked))
+            await self._settle(window.settle(self._verdicts(), source.blocked))
             if once and self.away:
                 raise BrokerUnavailable(f"the broker is away: {self.away.error}; nothing is lost, run again later")
 
@@ -118,16 +118,23 @@ class Pump:
         if ready := self._window.ready(self._source.blocked):
             self._fence()
             self._hooks.reach(Moment.BEFORE_SEND, count=len(ready))
-            self._publisher.send(self._messages(ready))
+            if messages := self._messages(ready):
+                self._publisher.send(messages)
             self._hooks.reach(Moment.SENT, count=len(ready))
 
     def _messages(self, ready: Sequence[tuple[int, Entry]]) -> list[Message]:
+        """Encode what may go; what cannot be encoded is judged at once, and its line does not go without it."""
         messages, topics = [], self._rules.topics
+        held: set[Line | None] = set()
         for ticket, entry in ready:
+            if held and topics.line_of(entry) in held - {None}:
+                self._unsendable.append((ticket, Untouched()))
+                continue
             try:
                 messages.append(encode(entry, ticket, topics[entry.topic].format))
             except EncodeError as error:
-                self._unsendable.append(Outcome(ticket, PublishRejected(str(error))))
+                self._unsendable.append((ticket, self._failure(ticket, PublishRejected(str(error)))))
+                held.add(topics.line_of(entry))
         return messages
 
     async def _news(self) -> None:
@@ -146,17 +153,16 @@ class Pump:
     async def _answer(self) -> Sequence[Outcome]:
         return await self._publisher.outcomes()
 
-    def _answers(self) -> list[Outcome]:
-        outcomes, self._unsendable = self._unsendable, []
+    def _verdicts(self) -> list[tuple[int, Verdict]]:
+        """Judge what has been answered, and what could not be sent."""
+        verdicts, self._unsendable = self._unsendable, []
         if self._answering is not None and self._answering.done():
-            outcomes += self._answering.result()
-            self._answering = None
-        return outcomes
+            answering, self._answering = self._answering, None
+            verdicts += self._judge(answering.result())
+        return verdicts
 
-    def _judge(self, outcomes: list[Outcome]) -> list[tuple[int, Verdict]]:
+    def _judge(self, outcomes: Sequence[Outcome]) -> list[tuple[int, Verdict]]:
         """Turn answers into verdicts, and notice when the broker goes and when it is back."""
-        if not outcomes:
-            return []
         self._hooks.reach(Moment.ANSWERED, count=len(outcomes))
         verdicts: list[tuple[int, Verdict]] = [
             (ticket, PUBLISHED if error is None else self._failure(ticket, error)) for ticket, error in outcomes

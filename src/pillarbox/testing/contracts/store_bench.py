@@ -93,6 +93,11 @@ async def settle(store: Store, entries: Sequence[Entry], *verdicts: Settled) -> 
     await store.settle([Settlement(entry, verdict) for entry, verdict in zip(entries, judged, strict=False)])
 
 
+async def settle_each(store: Store, entries: Sequence[Entry], **verdicts: Settled) -> None:
+    """Settle entries, each with the verdict under its name."""
+    await settle(store, entries, *(verdicts[entry.event_type] for entry in entries))
+
+
 async def publish_all(store: Store) -> list[str]:
     """Read and publish until there is nothing more now; give the names in the order in which they came out."""
     published: list[str] = []
@@ -109,6 +114,11 @@ async def record(store: Store, type: str) -> Record:
     """Find the one event of this name."""
     [found] = await store.find(Query(type=type))
     return found
+
+
+async def found(store: Store, query: Query) -> list[str]:
+    """Find events; list them by their types."""
+    return [one.type for one in await store.find(query)]
 
 
 def soon(bench: StoreBench, seconds: float = 5.0) -> RetryAt:

@@ -2,15 +2,18 @@
 
 import pytest
 
-from pillarbox.core.routing import LANES
+from pillarbox.core.routing import LANES, lane_of
+from pillarbox.core.window import BLOCKED
 from pillarbox.errors import LaneLost
 from pillarbox.ports import Away, Store
 from pillarbox.testing.contracts.rules import needs
 from pillarbox.testing.contracts.store_bench import (
+    DEAD,
     LEASE,
     StoreBench,
     event,
     holder,
+    line,
     names,
     publish_all,
     read,
@@ -18,6 +21,11 @@ from pillarbox.testing.contracts.store_bench import (
     settle,
     soon,
 )
+from pillarbox.testing.contracts.store_reading import NEIGHBOUR
+
+LANE = lane_of("order", "1", "")
+"""The lane of aggregate 1 and of its neighbour."""
+OTHERS = [lane for lane in range(LANES) if lane != LANE]
 
 
 async def overtaken(bench: StoreBench) -> tuple[Store, Store]:
@@ -55,6 +63,18 @@ class LanesRules:
         await bench.crash(first)
         assert len((await second.take()).lanes) == LANES
         assert names(await read(second)) == ["A"]
+
+    async def test_a_waiting_relay_takes_over_the_blocked_lines_with_the_lanes(self, bench: StoreBench) -> None:
+        first, second = await holder(bench, "a"), await bench.store("b")
+        await second.take()
+        await bench.add(event("A"), event("B"))
+        await settle(first, await read(first), DEAD, BLOCKED)
+        await bench.add(event("C"))
+        await bench.crash(first)
+        await second.take()
+        assert line() in second.blocked
+        assert names(await read(second)) == ["C"]
+        assert line() in second.blocked
 
     async def test_a_relay_that_hangs_keeps_its_lanes_while_its_lease_runs(self, bench: StoreBench) -> None:
         first, second = await holder(bench, "a"), await bench.store("b")
@@ -173,6 +193,71 @@ class LanesRules:
         mine = (await first.renew(None)).lanes
         await first.release(sorted(mine)[share:])
         assert len((await second.take()).lanes) == share
+
+    @needs("shares")
+    async def test_a_relay_takes_no_more_than_its_share(self, bench: StoreBench) -> None:
+        first, second = await holder(bench, "a"), await bench.store("b")
+        await second.take()
+        await first.release(range(48))
+        assert len((await second.take()).lanes) == LANES // 2
+        assert len((await first.take()).lanes) == LANES // 2
+
+    @needs("shares")
+    async def test_renewing_tells_what_would_be_fair_now(self, bench: StoreBench) -> None:
+        first, second, third = await holder(bench, "a"), await bench.store("b"), await bench.store("c")
+        assert (await first.renew(None)).share == LANES
+        await second.take()
+        assert (await first.renew(None)).share == 32
+        await third.take()
+        assert (await first.renew(None)).share == 22, "together they must be able to hold all 64"
+        await bench.crash(second)
+        await bench.crash(third)
+        assert (await first.renew(None)).share == LANES
+
+    @needs("shares")
+    async def test_releasing_some_lanes_keeps_what_is_in_flight_in_others(self, bench: StoreBench) -> None:
+        first, second = await holder(bench, "a"), await bench.store("b")
+        await second.take()
+        await bench.add(event("Parked", "1"))
+        await settle(first, await read(first), soon(bench))
+        bench.clock.advance(6)
+        await bench.add(event("New", NEIGHBOUR))
+        flying = await read(first)
+        assert names(flying) == ["Parked", "New"]
+        await first.release(OTHERS)
+        assert await read(first) == []
+        await settle(first, flying)
+        await bench.crash(first)
+        assert len((await second.take()).lanes) == LANES
+        assert await publish_all(second) == []
+        assert (await record(second, "Parked")).status == "published"
+
+    @needs("shares")
+    async def test_a_lane_that_is_handed_over_brings_its_blocked_lines(self, bench: StoreBench) -> None:
+        first, second = await holder(bench, "a"), await bench.store("b")
+        await bench.add(event("A"))
+        await settle(first, await read(first), DEAD)
+        await second.take()
+        await first.release(OTHERS[:10])
+        assert len((await second.take()).lanes) == 10
+        assert line() not in second.blocked
+        await first.release([LANE])
+        assert LANE in (await second.take()).lanes
+        assert line() in second.blocked
+
+    @needs("shares")
+    async def test_lanes_taken_in_exchange_for_others_are_read(self, bench: StoreBench) -> None:
+        first, second, third = await holder(bench, "a"), await bench.store("b"), await bench.store("c")
+        await second.take()
+        await first.release([LANE, *OTHERS[:31]])
+        assert LANE in (await second.take()).lanes
+        await third.take()
+        await bench.add(event("A"))
+        assert await read(first) == []
+        await bench.crash(second)
+        await first.release(OTHERS[31:])
+        assert LANE in (await first.take()).lanes
+        assert names(await read(first)) == ["A"]
 
     @needs("shares")
     async def test_relays_that_share_give_out_every_entry_once(self, bench: StoreBench) -> None:

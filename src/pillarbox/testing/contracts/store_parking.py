@@ -1,5 +1,9 @@
 """The rules of the parking lot: what failed, what waits behind it, what is delayed."""
 
+from datetime import UTC, datetime
+from typing import Any
+
+from pillarbox.core.event import Event
 from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.window import BLOCKED, Delayed
 from pillarbox.testing.contracts.store_bench import (
@@ -17,6 +21,15 @@ from pillarbox.testing.contracts.store_bench import (
     settle,
     soon,
 )
+
+
+def laden(**more: Any) -> list[Event[Any]]:
+    """Make an event of JSON and one of bytes, with everything that an event can carry."""
+    carried = {"headers": {"tenant": "ü"}, "occurred_at": datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC), **more}
+    return [
+        event("Placed", "1", idempotency_key="k", **carried),
+        Event("Raw", b"\x00\xff", aggregate=("order", "2"), topic="orders", content_type="application/avro", **carried),
+    ]
 
 
 class ParkingRules:
@@ -74,6 +87,28 @@ class ParkingRules:
         [entry] = await read(store)
         assert entry.attempts == 3
         assert (await record(store, "A")).last_error == "the broker said no"
+
+    async def test_attempts_survive_a_takeover(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        for _ in range(2):
+            await settle(store, await read(store), soon(bench))
+            bench.clock.advance(6)
+        await bench.crash(store)
+        store = await holder(bench, "b")
+        [entry] = await read(store)
+        assert entry.attempts == 2
+        await settle(store, [entry], soon(bench))
+        assert (await record(store, "A")).attempts == 3
+
+    async def test_a_parked_entry_is_as_it_was_in_the_log(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(*laden(number=7))
+        entries = await read(store)
+        assert len(entries) == 2
+        await settle(store, entries, soon(bench))
+        bench.clock.advance(6)
+        assert sorted(await read(store)) == sorted(entry._replace(attempts=1, parked=True) for entry in entries)
 
     async def test_only_the_head_comes_out_while_it_is_retried(self, bench: StoreBench) -> None:
         store = await holder(bench)
@@ -208,6 +243,16 @@ class ParkingRules:
         assert await read(store) == []
         found = await record(store, "Later")
         assert (found.status, found.next_try_at) == ("delayed", due(bench, 1))
+
+    async def test_a_delayed_entry_is_as_it_was_in_the_log(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        at = due(bench, 60)
+        await bench.add(*laden(available_at=at))
+        entries = await read(store)
+        assert len(entries) == 2
+        await settle(store, entries, Delayed(at))
+        bench.clock.advance(60)
+        assert sorted(await read(store)) == sorted(entry._replace(parked=True, ordered=False) for entry in entries)
 
     async def test_a_delayed_entry_holds_nobody_back(self, bench: StoreBench) -> None:
         store = await holder(bench)

@@ -129,6 +129,15 @@ class PauseRules:
         await bench.crash(store)
         assert await publish_all(await holder(bench, "b")) == []
 
+    async def test_no_room_loses_nothing_of_a_topic_that_catches_up(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await pause(store)
+        await bench.add(event("A"), event("X", topic="invoices"), event("B"))
+        assert await publish_all(store) == ["X"]
+        await store.resume("orders")
+        assert list(await store.entries(0)) == []
+        assert await publish_all(store) == ["A", "B"]
+
     async def test_two_topics_are_paused_and_resumed_on_their_own(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await pause(store, "orders")

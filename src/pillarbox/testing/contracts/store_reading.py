@@ -80,6 +80,15 @@ class ReadingRules:
         assert names(await store.entries(2)) == ["E0", "E1"]
         assert names(await store.entries(2)) == ["E2", "E3"]
 
+    async def test_no_room_gives_nothing_and_loses_nothing(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("Parked", "1"), event("Free", None))
+        await settle(store, await read(store), soon(bench))
+        await bench.add(event("New", "2"))
+        bench.clock.advance(6)
+        assert list(await store.entries(0)) == []
+        assert sorted(await publish_all(store)) == ["Free", "New", "Parked"]
+
     async def test_what_was_given_out_is_not_given_out_again(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"))
@@ -146,6 +155,19 @@ class ReadingRules:
         await settle(store, entries[1:2])
         await bench.crash(store)
         assert names(await read(await holder(bench, "b"))) == ["C"]
+
+    async def test_settling_nothing_changes_nothing(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        await bench.add(event("B"), event("C", "2"))
+        await read(store)
+        seen = await store.stats()
+        bench.clock.advance(1)
+        await store.settle([])
+        assert await store.stats() == seen
+        await bench.crash(store)
+        assert sorted(names(await read(await holder(bench, "b")))) == ["B", "C"]
 
     async def test_waiting_ends_when_its_time_is_up(self, bench: StoreBench) -> None:
         store = await holder(bench)

@@ -1,0 +1,148 @@
+"""The rules of what an operator does: retry, drop and replay."""
+
+from pillarbox.core.window import BLOCKED
+from pillarbox.ports import Query
+from pillarbox.testing.contracts.store_bench import (
+    DEAD,
+    SKIPPED,
+    StoreBench,
+    event,
+    holder,
+    line,
+    names,
+    publish_all,
+    read,
+    record,
+    settle,
+    soon,
+)
+
+
+class MendingRules:
+    """Retry, drop and replay."""
+
+    async def test_a_dead_event_that_is_retried_comes_out_with_all_its_tries(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), DEAD)
+        assert await store.retry(Query(status=("dead",))) == 1
+        [entry] = await read(store)
+        assert (entry.event_type, entry.attempts) == ("A", 0)
+
+    async def test_followers_follow_a_dead_event_that_is_retried(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B"), event("C"))
+        await settle(store, await read(store), DEAD, BLOCKED)
+        await store.retry(Query(status=("dead",)))
+        entries = await read(store)
+        assert names(entries) == ["A"]
+        await settle(store, entries)
+        assert await publish_all(store) == ["B", "C"]
+
+    async def test_followers_stay_blocked_when_the_query_means_them_too(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B"))
+        await settle(store, await read(store), DEAD, BLOCKED)
+        assert await store.retry(Query(aggregate=("order", "1"))) == 1
+        seen = await record(store, "B")
+        assert (seen.status, seen.next_try_at) == ("blocked", None)
+        assert names(await read(store)) == ["A"]
+
+    async def test_a_waiting_event_that_is_retried_need_not_wait(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), soon(bench, 3600))
+        assert await store.retry(Query(type="A")) == 1
+        assert names(await read(store)) == ["A"]
+
+    async def test_a_skipped_event_that_is_retried_blocks_nobody(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), SKIPPED)
+        await store.retry(Query(status=("dead",)))
+        [entry] = await read(store)
+        assert not entry.ordered
+        assert line() not in store.blocked
+
+    async def test_only_what_the_query_says_is_retried(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("B", "2"))
+        await settle(store, await read(store), DEAD)
+        assert await store.retry(Query(type="B")) == 1
+        assert names(await read(store)) == ["B"]
+        assert (await record(store, "A")).status == "dead"
+
+    async def test_a_dropped_event_lets_its_followers_go(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B"))
+        await settle(store, await read(store), DEAD, BLOCKED)
+        assert await store.drop(Query(status=("dead",))) == 1
+        assert await publish_all(store) == ["B"]
+
+    async def test_a_dropped_event_stays_visible_as_dropped(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), DEAD)
+        await store.drop(Query(type="A"))
+        seen = await record(store, "A")
+        assert (seen.status, seen.published_at) == ("dropped", None)
+        await read(store)
+        assert line() not in store.blocked
+
+    async def test_only_dead_events_are_dropped_unless_named(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), soon(bench))
+        assert await store.drop(Query(type="A")) == 0
+        assert await store.drop(Query(ids=((await record(store, "A")).event_id,))) == 1
+        bench.clock.advance(60)
+        assert await read(store) == []
+
+    async def test_a_replayed_event_comes_out_again_outside_the_order(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        [first] = await read(store)
+        await settle(store, [first])
+        assert await store.replay(Query(type="A")) == 1
+        [entry] = await read(store)
+        assert (entry.event_id, entry.data, entry.ordered) == (first.event_id, first.data, False)
+        assert line() not in store.blocked
+
+    async def test_a_replayed_event_is_published_before_and_after(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        at = bench.clock.now()
+        bench.clock.advance(60)
+        await store.replay(Query(type="A"))
+        seen = await record(store, "A")
+        assert (seen.status, seen.published_at) == ("published", at)
+        await publish_all(store)
+        assert (await record(store, "A")).status == "published"
+
+    async def test_a_replay_that_failed_for_good_can_be_dropped(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        at = bench.clock.now()
+        bench.clock.advance(60)
+        await store.replay(Query())
+        await settle(store, await read(store), DEAD)
+        assert (await record(store, "A")).status == "dead"
+        assert await store.drop(Query(status=("dead",))) == 1
+        seen = await record(store, "A")
+        assert (seen.status, seen.published_at) == ("published", at)
+
+    async def test_events_are_replayed_in_the_order_of_the_log(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(*(event(name) for name in "ABC"))
+        await publish_all(store)
+        assert await store.replay(Query()) == 3
+        assert await publish_all(store) == ["A", "B", "C"]
+
+    async def test_only_published_events_are_replayed(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), DEAD)
+        await bench.add(event("B"))
+        assert await store.replay(Query()) == 0

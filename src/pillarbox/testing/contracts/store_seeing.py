@@ -1,0 +1,212 @@
+"""The rules of what an operator sees: stats, and the events that are found."""
+
+from datetime import UTC, datetime, timedelta
+
+from pillarbox.core.event import Event
+from pillarbox.core.retry import PUBLISHED
+from pillarbox.core.window import BLOCKED, Delayed
+from pillarbox.ports import Query
+from pillarbox.testing.contracts.store_bench import (
+    DEAD,
+    ROUNDS,
+    SKIPPED,
+    StoreBench,
+    due,
+    event,
+    found,
+    holder,
+    publish_all,
+    read,
+    record,
+    settle,
+    settle_each,
+    soon,
+)
+
+
+class SeeingRules:
+    """Stats and find."""
+
+    async def test_what_was_added_is_pending(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        await bench.add(event("A"), event("B", topic="invoices"))
+        stats = await store.stats()
+        assert (stats.pending, stats.pending_exact) == (2, True)
+        assert stats.pending_by_topic == {"orders": 1, "invoices": 1}
+        assert stats.oldest_pending_at == (await record(store, "A")).created_at
+        assert (await record(store, "A")).status == "pending"
+
+    async def test_the_age_of_what_is_pending_is_that_of_the_oldest(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        oldest = (await record(store, "A")).created_at
+        for n in range(ROUNDS):  # where the database's clock counts, until it has moved on
+            bench.clock.advance(60)
+            await bench.add(event(f"B{n}"))
+            newest = (await record(store, f"B{n}")).created_at
+            if newest > oldest:
+                break
+        assert newest > oldest
+        assert (await store.stats()).oldest_pending_at == oldest
+        await settle(store, (await read(store))[:-1])
+        assert (await store.stats()).oldest_pending_at == newest
+
+    async def test_what_was_given_out_is_pending_until_it_is_settled(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await read(store)
+        assert (await store.stats()).pending == 1
+
+    async def test_what_was_settled_is_published_with_its_time(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        published = bench.clock.now()
+        bench.clock.advance(60)
+        await bench.add(event("B"))
+        await publish_all(store)
+        assert (await record(store, "A")).published_at == published
+        assert (await record(store, "B")).published_at == bench.clock.now()
+        stats = await store.stats()
+        assert (stats.pending, stats.oldest_pending_at, stats.last_published_at) == (0, None, bench.clock.now())
+
+    async def test_what_was_parked_is_published_with_the_time_it_went(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("Head"), event("Follower"), event("Free", None), event("Skipped", "2"))
+        failed = soon(bench)
+        await settle_each(store, await read(store), Head=failed, Follower=BLOCKED, Free=failed, Skipped=SKIPPED)
+        bench.clock.advance(60)
+        await store.retry(Query(type="Skipped"))
+        assert len(await publish_all(store)) == 4
+        published = bench.clock.now()
+        bench.clock.advance(60)
+        seen = {one.type: (one.status, one.published_at) for one in await store.find(Query())}
+        assert seen == dict.fromkeys(("Head", "Follower", "Free", "Skipped"), ("published", published))
+
+    async def test_what_was_delayed_is_published_with_the_time_it_went(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("Later", available_at=due(bench, 60)))
+        await settle(store, await read(store), Delayed(due(bench, 60)))
+        bench.clock.advance(90)
+        assert await publish_all(store) == ["Later"]
+        published = bench.clock.now()
+        bench.clock.advance(60)
+        seen = await record(store, "Later")
+        assert (seen.status, seen.published_at, seen.next_try_at) == ("published", published, None)
+
+    async def test_the_last_publishing_may_be_that_of_a_parked_one(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), soon(bench))
+        bench.clock.advance(60)
+        await publish_all(store)
+        assert (await store.stats()).last_published_at == bench.clock.now()
+
+    async def test_a_failure_is_no_publishing(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), DEAD)
+        assert (await store.stats()).last_published_at is None
+
+    async def test_what_is_parked_is_counted_by_its_state(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("R", "1"), event("D", "2"), event("B", "2"), event("L", "3"))
+        await settle_each(store, await read(store), R=soon(bench), D=DEAD, B=BLOCKED, L=Delayed(due(bench, 60)))
+        stats = await store.stats()
+        assert (stats.retrying, stats.dead, stats.blocked, stats.delayed, stats.pending) == (1, 1, 1, 1, 0)
+
+    async def test_people_see_the_heads_of_blocked_lines(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("D"), event("B"))
+        await settle(store, await read(store), DEAD, BLOCKED)
+        [head] = (await store.stats()).heads
+        assert (head.type, head.status, head.last_error) == ("D", "dead", "refused for good")
+
+    async def test_people_see_the_oldest_20_heads_in_their_order(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await store.pause("orders", "ada", "the shop moves")
+        await bench.add(event("First"))
+        await bench.add(*(event(f"E{n}", str(n), topic="invoices") for n in range(21)))
+        await settle(store, await read(store), DEAD)
+        await store.resume("orders")
+        await settle(store, await read(store), DEAD)
+        heads = (await store.stats()).heads
+        assert [head.type for head in heads] == ["First", *(f"E{n}" for n in range(19))]
+
+    async def test_what_holds_nobody_back_is_no_head(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("Free", None), event("Skipped", "2"))
+        await settle_each(store, await read(store), Free=soon(bench), Skipped=SKIPPED)
+        assert list((await store.stats()).heads) == []
+
+    async def test_a_blocked_event_names_the_head_of_its_line(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("D"), event("B"))
+        await settle(store, await read(store), DEAD, BLOCKED)
+        seen = await record(store, "B")
+        assert (seen.status, seen.blocked_by) == ("blocked", (await record(store, "D")).event_id)
+
+    async def test_a_retrying_event_shows_when_it_is_tried_again(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), soon(bench, 5))
+        seen = await record(store, "A")
+        assert (seen.status, seen.attempts, seen.next_try_at) == ("retrying", 1, due(bench, 5))
+
+    async def test_a_record_has_everything_that_was_added(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+        await bench.add(event("A", "7", headers={"tenant": "x"}, idempotency_key="k", number=3, occurred_at=at))
+        seen = await record(store, "A")
+        assert (seen.type, seen.topic, seen.aggregate) == ("A", "orders", ("order", "7"))
+        assert (seen.headers, seen.idempotency_key, seen.number) == ({"tenant": "x"}, "k", 3)
+        assert (seen.data, seen.content_type) == ('{"name":"A"}', "application/json")
+        assert (seen.occurred_at, seen.available_at) == (at, None)
+
+    async def test_a_record_of_bytes_has_them_with_their_type(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        await bench.add(Event("Raw", b"\x00\xff", content_type="application/avro", topic="orders"))
+        seen = await record(store, "Raw")
+        assert (seen.data, seen.content_type, seen.aggregate) == (b"\x00\xff", "application/avro", None)
+
+    async def test_a_record_has_the_time_from_which_it_may_go(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        at = due(bench, 60)
+        await bench.add(event("Later", available_at=at))
+        assert (await record(store, "Later")).available_at == at
+
+    async def test_events_are_found_by_what_they_are(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        await bench.add(event("A", "1"), event("B", "2"), event("C", "2", topic="invoices"))
+        id = (await record(store, "B")).event_id
+        assert await found(store, Query(ids=(id,))) == ["B"]
+        assert await found(store, Query(type="A")) == ["A"]
+        assert await found(store, Query(topic="invoices")) == ["C"]
+        assert await found(store, Query(aggregate=("order", "2"))) == ["C", "B"]
+
+    async def test_events_are_found_by_their_status(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("P", "1"), event("D", "2"), event("B", "2"))
+        await settle_each(store, await read(store), P=PUBLISHED, D=DEAD, B=BLOCKED)
+        await bench.add(event("N"))
+        assert await found(store, Query(status=("pending",))) == ["N"]
+        assert await found(store, Query(status=("published",))) == ["P"]
+        assert await found(store, Query(status=("dead",))) == ["D"]
+        assert await found(store, Query(status=("dead", "blocked"), newest_first=False)) == ["D", "B"]
+
+    async def test_events_are_found_by_their_time(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        await bench.add(event("A"))
+        at = (await record(store, "A")).created_at
+        assert await found(store, Query(since=at)) == ["A"]
+        assert await found(store, Query(since=at + timedelta(seconds=1))) == []
+        assert await found(store, Query(until=at)) == []
+        assert await found(store, Query(until=at + timedelta(seconds=1))) == ["A"]
+
+    async def test_events_are_listed_in_the_order_asked_for(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        await bench.add(event("A"), event("B"), event("C"))
+        assert await found(store, Query(limit=2)) == ["C", "B"]
+        assert await found(store, Query(limit=2, newest_first=False)) == ["A", "B"]
+        after = (await record(store, "A")).position
+        assert await found(store, Query(after=after, newest_first=False)) == ["B", "C"]
