@@ -62,7 +62,7 @@ def consumer(folder: Path, hooks: Hooks) -> Consumer:
 def main(kind: str, folder: str, moment: str, nth: str) -> None:
     hooks = Hooks(Killer(moment, int(nth)))
     daemon = (relay if kind == "relay" else consumer)(Path(folder), hooks)
-    asyncio.run(daemon.run() if moment in NEEDS_TIME else daemon.run_once())  # type: ignore[arg-type]
+    asyncio.run(daemon.run() if moment in NEEDS_TIME else daemon.run_once())
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class ReadAhead:
         return entries
 
     async def _nap(self, seconds: float) -> None:
-        waiting = (asyncio.create_task(self._source.wait(seconds)), asyncio.create_task(self._bell.wait()))
+        waiting = (asyncio.create_task(self._wait(seconds)), asyncio.create_task(self._bell.wait()))
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -76,6 +76,12 @@ class ReadAhead:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
             self._bell.clear()
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            await self._source.wait(seconds)
+        except StoreUnavailable:  # the next read says so
+            await asyncio.sleep(seconds)
 
     def _note_away(self, error: StoreUnavailable | None) -> None:
         if error is not None and not self._away:

@@ -64,11 +64,12 @@ class Row(NamedTuple):
 
 
 class Tick(NamedTuple):
-    """A settlement as history: when, by whom, and the positions that it moved."""
+    """A settlement as history: when, by whom, the entries of the log that it covered, how many were published."""
 
     at: datetime
     owner: str
     covered: frozenset[int]
+    published: int
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class Parked:
     attempts: int
     last_error: str | None
     settled_at: datetime | None = None
+    replay: bool = False
 
     @property
     def active(self) -> bool:
@@ -368,6 +370,7 @@ class MemorySource:
     def _load(self, lane: int) -> None:
         """Begin a lane where its stored position is."""
         self._memory.epochs[lane] = self.database.lanes[lane].epoch
+        self._memory.exhausted = None
         for key, position in self.database.positions.items():
             if key[0] == lane:
                 self._memory.read[key] = position
@@ -405,8 +408,10 @@ class MemorySource:
             else:
                 self._settle_given(entry, verdict)
         self._refresh_blocked()
-        log = frozenset(entry.position for entry, _ in settlements if not entry.parked)
-        self.database.ticks.append(Tick(self.database.clock.now(), self.owner, log))
+        if settlements:
+            log = frozenset(entry.position for entry, _ in settlements if not entry.parked)
+            published = sum(isinstance(verdict, Published) for _, verdict in settlements)
+            self.database.ticks.append(Tick(self.database.clock.now(), self.owner, log, published))
         await self._point("settled")
 
     def _refresh_blocked(self) -> None:

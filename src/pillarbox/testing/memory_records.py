@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
+from pillarbox.core.routing import Line
 from pillarbox.ports import Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
 from pillarbox.testing.memory import MemorySource, Parked, Row
 
@@ -43,7 +44,6 @@ class MemoryStore(MemorySource):
         by_topic: dict[str, int] = {}
         for row in counted:
             by_topic[row.entry.topic] = by_topic.get(row.entry.topic, 0) + 1
-        heads = [row for row in self.database.parked if row.state in ("retrying", "dead")]
         return Stats(
             pending=len(counted),
             pending_exact=len(pending) <= COUNTED,
@@ -52,8 +52,8 @@ class MemoryStore(MemorySource):
             blocked=self._count("blocked"),
             delayed=self._count("delayed"),
             dead=self._count("dead"),
-            last_published_at=max((tick.at for tick in self.database.ticks if tick.covered), default=None),
-            heads=[self._record(row) for row in self._rows(heads)][:20],
+            last_published_at=max((tick.at for tick in self.database.ticks if tick.published), default=None),
+            heads=[self._record(row) for row in self._rows(self._heads())][:20],
             pauses=sorted(self.database.pauses.values(), key=lambda pause: pause.topic),
             relays=list(self._relays()),
             pending_by_topic=by_topic,
@@ -61,6 +61,14 @@ class MemoryStore(MemorySource):
 
     def _count(self, state: str) -> int:
         return sum(row.state == state for row in self.database.parked)
+
+    def _heads(self) -> list[Parked]:
+        """Give the first of every parked line, unless it may go on by itself."""
+        lines: dict[Line, Parked] = {}
+        for row in self.database.parked:
+            if row.active and row.line is not None:
+                lines.setdefault(row.line, row)
+        return [row for row in lines.values() if row.state != "blocked"]
 
     def _relays(self) -> Iterator[RelaySeen]:
         for owner, member in self.database.members.items():
@@ -96,7 +104,8 @@ class MemoryStore(MemorySource):
         for row in sorted(self.database.rows + self.database.archive, key=lambda row: row.entry.position):
             if row.entry.position in wanted:
                 number = len(self.database.parked) + 1
-                self.database.parked.append(Parked(number, row.entry, row.lane, "delayed", None, now, 0, None))
+                again = Parked(number, row.entry, row.lane, "delayed", None, now, 0, None, replay=True)
+                self.database.parked.append(again)
         return self._audit("replay", len(wanted))
 
     async def prune(self, retention: Retention) -> int:
@@ -150,7 +159,7 @@ class MemoryStore(MemorySource):
         return (row for row in self.database.rows if row.entry.position in wanted)
 
     def _parked_row(self, row: Row) -> Parked | None:
-        """Give the newest parked row of an event that is not a replay waiting to go."""
+        """Give the newest parked row of an event; a replay that waits or is over leaves it as it was."""
         found = None
         for parked in self.database.parked:
             if parked.entry.position == row.entry.position and not self._is_replay(parked):
@@ -158,7 +167,7 @@ class MemoryStore(MemorySource):
         return found
 
     def _is_replay(self, parked: Parked) -> bool:
-        return parked.state in ("delayed", "published") and parked.line is None and parked.entry.available_at is None
+        return parked.replay and parked.state in ("delayed", "published", "dropped")
 
     def _status(self, row: Row) -> tuple[Status, datetime | None]:
         """Say how an event is, and since when if it is settled."""

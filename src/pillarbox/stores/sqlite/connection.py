@@ -6,6 +6,7 @@ A second connection stays on the event loop's thread and only ever asks `PRAGMA 
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -140,7 +141,7 @@ def reading(connection: sqlite3.Connection) -> Iterator[None]:
 @contextmanager
 def writing(connection: sqlite3.Connection) -> Iterator[None]:
     """Be the one writer, and commit; an error within undoes everything."""
-    connection.execute("BEGIN IMMEDIATE")
+    _wait_for_the_turn(connection)
     try:
         yield
         connection.execute("COMMIT")
@@ -148,6 +149,22 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _wait_for_the_turn(connection: sqlite3.Connection) -> None:
+    """Begin to write. SQLite's own waiting naps for up to 100 ms, in which busy writers take turn after turn."""
+    deadline = time.monotonic() + PATIENCE
+    connection.execute("PRAGMA busy_timeout = 1")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                    raise
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {PATIENCE * 1000:.0f}")
 
 
 _ADVICE = {

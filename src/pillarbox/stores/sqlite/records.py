@@ -40,9 +40,10 @@ class Finder:
         settled = f"coalesce({self._column('state')}, 'published')"
         pending, parameters = _pending(positions)
         status = f"CASE WHEN {pending} THEN 'pending' ELSE {settled} END"
-        found = self._search(db, query, "outbox", status, parameters, published_at(self._p, "it"), positions.lowest)
+        history = f"{published_at(self._p, 'it')}, 0, NULL"
+        found = self._search(db, query, "outbox", status, parameters, history, positions.lowest)
         archived = f"coalesce({self._column('state')}, status)"
-        found += self._search(db, query, "archive", archived, (), "published_at", None)
+        found += self._search(db, query, "archive", archived, (), "published_at, attempts, last_error", None)
         found.sort(key=lambda one: one.record.position, reverse=query.newest_first)
         return found[: query.limit]
 
@@ -53,7 +54,7 @@ class Finder:
         table: str,
         status: str,
         parameters: Sequence[Any],
-        when: str,
+        history: str,
         lowest: int | None,
     ) -> list[Found]:
         where, narrowing = _narrow(query, "created_at")
@@ -70,7 +71,7 @@ class Finder:
             f"WITH it AS (SELECT o.*, (SELECT max(id) FROM {self._p}parked WHERE position = o.id"
             " AND NOT (replay AND state IN ('delayed', 'published', 'dropped'))) AS parked_id"
             f" FROM {self._p}{table} o WHERE {' AND '.join(where)})"
-            f" SELECT id, {AS_ENTRY}, parked_id, {status} AS how, {when} FROM it"
+            f" SELECT id, {AS_ENTRY}, parked_id, {status} AS how, {history} FROM it"
             f" WHERE ({'how IN (SELECT value FROM json_each(?))' if query.status else 'TRUE'})"
             f" ORDER BY id {'DESC' if query.newest_first else ''} LIMIT ?"
         )
@@ -78,8 +79,8 @@ class Finder:
         rows = db.execute(sql, (*narrowing, *parameters, *asked, query.limit)).fetchall()
         parked = self._parked(db, [row[14] for row in rows if row[14] is not None])
         return [
-            Found(_record(entry, how, at, parked.get(parked_id)), parked_id)
-            for entry, (parked_id, how, at) in zip(
+            Found(_record(entry, how, at, parked.get(parked_id, (attempts, error, None, None, None))), parked_id)
+            for entry, (parked_id, how, at, attempts, error) in zip(
                 log_entries(row[:14] for row in rows), (row[14:] for row in rows), strict=True
             )
         ]
@@ -101,8 +102,8 @@ class Finder:
     def heads(self, db: sqlite3.Connection, limit: int) -> list[Record]:
         """Find the events at the head of blocked lines, oldest first, without those that may go on by themselves."""
         rows = db.execute(
-            f"SELECT position FROM (SELECT min(id), state, position FROM {self._p}parked WHERE {IN_LINE} GROUP BY line"
-            " ORDER BY 1) WHERE state IN ('retrying', 'dead') LIMIT ?",
+            f"SELECT position FROM (SELECT min(id), state, position FROM {self._p}parked WHERE {IN_LINE} GROUP BY line)"
+            " WHERE state IN ('retrying', 'dead') ORDER BY position LIMIT ?",
             (limit,),
         ).fetchall()
         records = []
@@ -163,8 +164,8 @@ def _narrow(query: Query, time: str) -> tuple[list[str], list[Any]]:
     return where, parameters
 
 
-def _record(entry: Entry, status: Status, at: int | None, parked: tuple[Any, ...] | None) -> Record:
-    attempts, error, due_at, settled_at, head = parked or (0, None, None, None, None)
+def _record(entry: Entry, status: Status, at: int | None, parked: tuple[Any, ...]) -> Record:
+    attempts, error, due_at, settled_at, head = parked
     published = at if settled_at is None else settled_at
     return Record(
         position=entry.position,
