@@ -21,9 +21,9 @@ from pillarbox.inbox.inbox import Handlers
 from pillarbox.ports import Clock, Publisher, Store, Subscriber
 from pillarbox.relay import relay as relays
 from pillarbox.settings import Settings
+from pillarbox.settings.urls import Url, file_of, parse_url, without_secrets
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.telemetry.logging import LogMoments
-from pillarbox.urls import Url, file_of, parse_url, without_secrets
 
 if TYPE_CHECKING:
     from pillarbox.brokers.memory import MemoryBroker

@@ -1,4 +1,4 @@
-"""What an operator sees and does on SQLite, beyond the contract: the audit, replays, the inbox's side, bounds."""
+"""What an operator sees and does on SQLite, beyond the contract: replays, the inbox's side, bounds."""
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pillarbox.core.retry import PUBLISHED, Dead
+from pillarbox.core.retry import Dead
 from pillarbox.ports import Query, Retention
 from pillarbox.testing.contracts.store_bench import names, publish_all, read, record, settle
 from tests.integration.sqlite_shop import Shop
@@ -17,26 +17,6 @@ async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
     shop = Shop(tmp_path / "shop.db")
     yield shop
     await shop.close()
-
-
-async def test_every_deed_of_an_operator_is_written_down(shop: Shop) -> None:
-    store = await shop.holder()
-    shop.add("A", "B")
-    await settle(store, await read(store), PUBLISHED, Dead("refused"))
-    await store.retry(Query(status=("dead",)))
-    await store.drop(Query(ids=((await record(store, "B")).event_id,)))
-    await store.replay(Query(type="A"))
-    await store.pause("orders", "ada", "why not")
-    await store.resume("orders")
-    rows = shop.sql("SELECT what, count, who <> '' FROM pillarbox_audit ORDER BY n")
-    id = (await record(store, "B")).event_id
-    assert rows == [
-        ("retry status=dead", 1, 1),
-        (f"drop ids={id}", 1, 1),
-        ("replay type=A", 1, 1),
-        ("pause topic=orders", 1, 1),
-        ("resume topic=orders", 1, 1),
-    ]
 
 
 async def test_many_replays_leave_room_for_what_is_new(shop: Shop) -> None:

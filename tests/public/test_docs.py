@@ -197,6 +197,18 @@ def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, record_property: An
         record_property("not run", reason)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(r"`((?:src|tests|examples)/[\w./*]+)`", page.read_text())
+    assert [name for name in named if not any(ROOT.glob(name.rstrip("/")))] == []
+
+
 def page_of(*parts: str) -> str:
     return "\n\n".join(parts)
 

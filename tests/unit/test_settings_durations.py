@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pillarbox.durations import about, parse_duration, write_duration
 from pillarbox.errors import ConfigError
-from pillarbox.urls import file_of, parse_url, without_secrets
+from pillarbox.settings.durations import about, parse_duration, write_duration
+from pillarbox.settings.urls import file_of, parse_url, without_secrets
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from datetime import datetime
 from shlex import quote
 from typing import Literal
 
-from pillarbox.durations import about, write_duration
 from pillarbox.errors import PillarboxError
 from pillarbox.ports import Pause, Record, RelaySeen, SchemaStatus, Stats
 from pillarbox.settings import Settings
-from pillarbox.urls import without_secrets
+from pillarbox.settings.durations import about, write_duration
+from pillarbox.settings.urls import without_secrets
 
 Severity = Literal["fine", "note", "problem"]
 Kind = Literal[

@@ -8,8 +8,8 @@ import typer
 
 from pillarbox.cli.options import Broker, Config, Json, Set, load
 from pillarbox.errors import ConfigError
+from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import log_to, logger
-from pillarbox.urls import without_secrets
 from pillarbox.wiring import Consumer
 
 

@@ -7,8 +7,8 @@ import typer
 
 from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
 from pillarbox.cli.output import print_json, print_line
+from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import log_to, logger
-from pillarbox.urls import without_secrets
 from pillarbox.wiring import Relay
 
 app = typer.Typer(help="Carry events from the outbox to the broker.", no_args_is_help=True, rich_markup_mode=None)

@@ -5,9 +5,9 @@ from typing import Annotated, cast, get_args
 
 import typer
 
-from pillarbox.durations import parse_duration
 from pillarbox.errors import ConfigError
 from pillarbox.ports import Query, Side, Status
+from pillarbox.settings.durations import parse_duration
 
 Statuses = Annotated[
     list[str] | None,

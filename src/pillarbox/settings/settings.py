@@ -24,7 +24,7 @@ from pillarbox.settings.tables import (
     RelaySettings,
     RetentionSettings,
 )
-from pillarbox.urls import HIDDEN, is_secret, without_secrets
+from pillarbox.settings.urls import HIDDEN, is_secret, without_secrets
 
 
 class Shown(NamedTuple):

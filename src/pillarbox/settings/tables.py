@@ -6,8 +6,8 @@ from datetime import timedelta
 from typing import Literal
 
 from pillarbox.core.insert import check_identifier
-from pillarbox.durations import write_duration
 from pillarbox.errors import ConfigError
+from pillarbox.settings.durations import write_duration
 
 ZERO = timedelta(0)
 

@@ -156,7 +156,7 @@ class MemoryStore(MemorySource):
 
     def _rows(self, parked: Sequence[Parked]) -> Iterator[Row]:
         wanted = {row.entry.position for row in parked}
-        return (row for row in self.database.rows if row.entry.position in wanted)
+        return (row for row in self.database.rows + self.database.archive if row.entry.position in wanted)
 
     def _parked_row(self, row: Row) -> Parked | None:
         """Give the newest parked row of an event; a replay that waits or is over leaves it as it was."""

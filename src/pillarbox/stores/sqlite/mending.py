@@ -41,12 +41,9 @@ class Mending:
 
     def replay(self, db: sqlite3.Connection, query: Query) -> int:
         """Park copies of published events, due now, outside the lines, in log order."""
-        if query.side == "inbox" or (query.status and "published" not in query.status):
-            return 0
         now = self._now()
         with writing(db):
-            found = self._finder.added(db, replace(query, status=("published",)))
-            positions = json.dumps([one.record.position for one in found])
+            positions = self._choose_published(db, query)
             chosen = " UNION ALL ".join(
                 f"SELECT id, {STORED} FROM {self._p}{table} WHERE id IN (SELECT value FROM json_each(:positions))"
                 for table in ("archive", "outbox")
@@ -66,7 +63,7 @@ class Mending:
                 " ON CONFLICT (topic) DO UPDATE SET who = excluded.who, why = excluded.why",
                 (topic, self._now(), who, why),
             )
-            self._audit(db, f"pause topic={topic}", 1)
+            self._audit(db, f"pause topic={topic}", 1, who)
 
     def resume(self, db: sqlite3.Connection, topic: str) -> bool:
         """End a pause."""
@@ -82,10 +79,18 @@ class Mending:
         find = self._finder.received if query.side == "inbox" else self._finder.added
         return json.dumps([found.parked_id for found in find(db, replace(query, status=status))])
 
-    def _audit(self, db: sqlite3.Connection, what: str, count: int) -> int:
+    def _choose_published(self, db: sqlite3.Connection, query: Query) -> str:
+        """Give the positions of the published events that a query means, as a JSON list."""
+        if query.side == "inbox" or (query.status and "published" not in query.status):
+            return "[]"
+        return json.dumps(
+            [found.record.position for found in self._finder.added(db, replace(query, status=("published",)))]
+        )
+
+    def _audit(self, db: sqlite3.Connection, what: str, count: int, who: str | None = None) -> int:
         db.execute(
             f"INSERT INTO {self._p}audit (at, who, what, count) VALUES (?, ?, ?, ?)",
-            (self._now(), _user(), what, count),
+            (self._now(), who or _user(), what, count),
         )
         return count
 

@@ -5,6 +5,8 @@ mistakes that somebody who writes a store makes in the first draft; the files fo
 """
 
 from pillarbox.testing.contracts import (
+    defects_store_blocking,
+    defects_store_finding,
     defects_store_lanes,
     defects_store_mending,
     defects_store_parking,
@@ -20,9 +22,11 @@ __all__ = ["DEFECTS", "Broken", "StoreDefect"]
 DEFECTS = [
     *defects_store_reading.DEFECTS,
     *defects_store_parking.DEFECTS,
+    *defects_store_blocking.DEFECTS,
     *defects_store_lanes.DEFECTS,
     *defects_store_pauses.DEFECTS,
     *defects_store_seeing.DEFECTS,
+    *defects_store_finding.DEFECTS,
     *defects_store_mending.DEFECTS,
     *defects_store_pruning.DEFECTS,
 ]

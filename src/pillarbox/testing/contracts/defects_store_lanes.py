@@ -74,6 +74,32 @@ class TakesNothingWhileAnotherLives(MemoryStore):
         return await super().take()
 
 
+@breaks("test_a_relay_takes_no_more_than_its_share")
+class TakesWhateverIsFree(MemoryStore):
+    _greedy = False
+
+    def _share(self) -> int:
+        return LANES if self._greedy else super()._share()
+
+    async def take(self) -> Holding:
+        self._greedy = True
+        try:
+            held = (await super().take()).lanes
+        finally:
+            self._greedy = False
+        return Holding(held, self._share())
+
+
+@breaks("test_lanes_taken_in_exchange_for_others_are_read")
+class ReadsNewLanesOnlyWhenSomethingIsCommitted(MemoryStore):
+    """Believes that there is nothing to read, as it was when it last looked into other lanes."""
+
+    def _load(self, lane: int) -> None:
+        exhausted = self._memory.exhausted
+        super()._load(lane)
+        self._memory.exhausted = exhausted
+
+
 # Renewing.
 
 
@@ -84,6 +110,38 @@ class RenewsWithoutProlonging(MemoryStore):
         holding = await super().renew(away)
         self.database.members[self.owner].lease_until = until
         return holding
+
+
+@breaks("test_renewing_tells_what_would_be_fair_now")
+class TellsWhatWasFairWhenItTook(MemoryStore):
+    _known = LANES
+
+    async def take(self) -> Holding:
+        holding = await super().take()
+        self._known = holding.share
+        return holding
+
+    async def renew(self, away: Away | None) -> Holding:
+        return Holding((await super().renew(away)).lanes, self._known)
+
+
+@breaks("test_renewing_tells_what_would_be_fair_now")
+class TellsHowManyItHolds(MemoryStore):
+    async def renew(self, away: Away | None) -> Holding:
+        held = (await super().renew(away)).lanes
+        return Holding(held, len(held))
+
+
+@breaks("test_renewing_tells_what_would_be_fair_now")
+class RoundsTheShareDown(MemoryStore):
+    def _share(self) -> int:
+        return LANES // sum(self._lives(owner) for owner in self.database.members)
+
+
+@breaks("test_renewing_tells_what_would_be_fair_now")
+class LeavesAShareForTheDead(MemoryStore):
+    def _share(self) -> int:
+        return -(-LANES // len(self.database.members))
 
 
 @breaks("test_people_see_that_a_relays_broker_is_away")
@@ -128,6 +186,36 @@ class ReadsOnInLanesThatItReleased(MemoryStore):
         read = dict(self._memory.read)
         await super().release(lanes)
         self._memory.read.update(read if lanes is not None else {})
+
+
+class _ForgetsMoreThanItReleases(MemoryStore):
+    """Drops something of the lanes that it keeps."""
+
+    def forget(self) -> None:
+        raise NotImplementedError
+
+    async def release(self, lanes: Collection[int] | None = None) -> None:
+        await super().release(lanes)
+        self.forget()
+
+
+@breaks("test_releasing_some_lanes_keeps_what_is_in_flight_in_others")
+class ForgetsWhatIsInFlight(_ForgetsMoreThanItReleases):
+    def forget(self) -> None:
+        self._memory.given.clear()
+
+
+@breaks("test_releasing_some_lanes_keeps_what_is_in_flight_in_others")
+class ForgetsWhichParkedOnesAreInFlight(_ForgetsMoreThanItReleases):
+    def forget(self) -> None:
+        self._memory.parked_out.clear()
+
+
+@breaks("test_releasing_some_lanes_keeps_what_is_in_flight_in_others")
+class ReadsItsOtherLanesAnew(_ForgetsMoreThanItReleases):
+    def forget(self) -> None:
+        for lane in self._memory.epochs:
+            self._load(lane)
 
 
 @breaks(

@@ -40,6 +40,17 @@ class RetriesOnlyDeadOnes(MemoryStore):
         return await super().retry(replace(query, status=("dead",)))
 
 
+@breaks("test_followers_stay_blocked_when_the_query_means_them_too")
+class RetriesFollowersToo(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        meant = {record.event_id for record in await self.find(query) if record.status == "blocked"}
+        count = await super().retry(query)
+        for row in self.database.parked:
+            if row.state == "blocked" and row.entry.event_id in meant:
+                row.state, row.due_at, count = "retrying", self.database.clock.now(), count + 1
+        return count
+
+
 @breaks("test_a_waiting_event_that_is_retried_need_not_wait")
 class RetriesWhenItWouldAnyway(MemoryStore):
     async def retry(self, query: Query) -> int:
@@ -150,6 +161,18 @@ class ReplaysUnderNewIds(MemoryStore):
 class ShowsAReplayedOneAsDelayed(MemoryStore):
     def _is_replay(self, parked: Parked) -> bool:
         return False
+
+
+@breaks("test_a_replay_that_failed_for_good_can_be_dropped")
+class ShowsADroppedReplayAsNeverPublished(MemoryStore):
+    def _is_replay(self, parked: Parked) -> bool:
+        return super()._is_replay(parked) and parked.state != "dropped"
+
+
+@breaks("test_a_replay_that_failed_for_good_can_be_dropped")
+class HidesAReplayThatFailed(MemoryStore):
+    def _is_replay(self, parked: Parked) -> bool:
+        return parked.replay
 
 
 @breaks("test_a_replayed_event_is_published_before_and_after", "test_only_published_events_are_replayed")

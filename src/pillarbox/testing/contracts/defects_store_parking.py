@@ -6,9 +6,7 @@ from datetime import datetime
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import Dead, Published, RetryAt
-from pillarbox.core.routing import Line
 from pillarbox.core.window import Blocked, Delayed
-from pillarbox.ports import Holding
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
 from pillarbox.testing.memory import Parked
 from pillarbox.testing.memory_records import MemoryStore
@@ -141,6 +139,69 @@ class ForgetsSkippedOnes(MemoryStore):
             super()._park(entry, lane, verdict)
 
 
+@breaks("test_attempts_survive_a_takeover")
+class ForgetsAttemptsWhenItTakesOver(MemoryStore):
+    def _load(self, lane: int) -> None:
+        super()._load(lane)
+        for row in self.database.parked:
+            row.attempts = row.attempts if row.lane != lane else 0
+
+
+# What a copy has.
+
+
+class _CopiesBadly(MemoryStore):
+    """Parks something else than was in the log."""
+
+    def copy(self, entry: Entry) -> Entry:
+        raise NotImplementedError
+
+    def _park(self, entry: Entry, lane: int, verdict: object) -> None:
+        super()._park(self.copy(entry), lane, verdict)
+
+
+@breaks("test_a_parked_entry_is_as_it_was_in_the_log", "test_a_delayed_entry_is_as_it_was_in_the_log")
+class ParksWithoutTheHeaders(_CopiesBadly):
+    def copy(self, entry: Entry) -> Entry:
+        return entry._replace(headers=None)
+
+
+@breaks("test_a_parked_entry_is_as_it_was_in_the_log", "test_a_delayed_entry_is_as_it_was_in_the_log")
+class ParksBytesAsText(_CopiesBadly):
+    def copy(self, entry: Entry) -> Entry:
+        return entry._replace(data=entry.data.decode("latin-1") if isinstance(entry.data, bytes) else entry.data)
+
+
+@breaks("test_a_parked_entry_is_as_it_was_in_the_log", "test_a_delayed_entry_is_as_it_was_in_the_log")
+class ParksWithoutTheTypeOfTheBytes(_CopiesBadly):
+    def copy(self, entry: Entry) -> Entry:
+        return entry._replace(content_type=None)
+
+
+@breaks("test_a_parked_entry_is_as_it_was_in_the_log", "test_a_delayed_entry_is_as_it_was_in_the_log")
+class ParksWithoutTheTimeItOccurred(_CopiesBadly):
+    def copy(self, entry: Entry) -> Entry:
+        return entry._replace(occurred_at=None)
+
+
+@breaks("test_a_parked_entry_is_as_it_was_in_the_log", "test_a_delayed_entry_is_as_it_was_in_the_log")
+class ParksWithoutTheKey(_CopiesBadly):
+    def copy(self, entry: Entry) -> Entry:
+        return entry._replace(idempotency_key=None)
+
+
+@breaks("test_a_parked_entry_is_as_it_was_in_the_log")
+class ParksWithoutTheNumber(_CopiesBadly):
+    def copy(self, entry: Entry) -> Entry:
+        return entry._replace(number=None)
+
+
+@breaks("test_a_delayed_entry_is_as_it_was_in_the_log")
+class ParksWithoutTheTimeFromWhichItMayGo(_CopiesBadly):
+    def copy(self, entry: Entry) -> Entry:
+        return entry._replace(available_at=None)
+
+
 # Who waits for whom.
 
 
@@ -216,90 +277,6 @@ class KeepsASkippedHeadInItsLine(MemoryStore):
         super()._settle_parked(entry, verdict)
         if row is not None:
             row.line = line
-
-
-# Which lines are blocked.
-
-
-@breaks(
-    "test_a_line_is_blocked_while_something_of_it_is_parked",
-    "test_a_dead_head_holds_its_line_for_ever",
-    "test_a_failure_blocks_only_its_own_aggregate_and_topic",
-    "test_the_next_relay_knows_the_blocked_lines_before_it_reads",
-)
-class NeverBlocksALine(MemoryStore):
-    def _refresh_blocked(self) -> None:
-        """Believe that a failed entry is no matter of the others."""
-
-
-@breaks("test_a_line_is_blocked_while_something_of_it_is_parked")
-class UnblocksALineWithItsHead(MemoryStore):
-    def _refresh_blocked(self) -> None:
-        heads = [row for row in self.database.parked if row.state in ("retrying", "dead")]
-        self._memory.blocked = frozenset(row.line for row in heads if row.line)
-
-
-@breaks(
-    "test_a_line_is_blocked_while_something_of_it_is_parked",
-    "test_a_dropped_event_stays_visible_as_dropped",
-)
-class NeverUnblocksALine(MemoryStore):
-    def _refresh_blocked(self) -> None:
-        blocked = self._memory.blocked
-        super()._refresh_blocked()
-        self._memory.blocked |= blocked
-
-
-@breaks("test_the_next_relay_knows_the_blocked_lines_before_it_reads")
-class LoadsNoBlockedLinesWhenItTakesOver(MemoryStore):
-    async def take(self) -> Holding:
-        holding = await super().take()
-        self._memory.blocked = frozenset()
-        return holding
-
-
-class _WholeTopics(frozenset[Line]):
-    """The lines of every topic that has one in the set."""
-
-    def __contains__(self, line: object) -> bool:
-        return isinstance(line, tuple) and line[0] in {topic for topic, _, _ in self}
-
-
-class _WholeAggregates(frozenset[Line]):
-    """The lines of every aggregate that has one in the set, whatever the topic."""
-
-    def __contains__(self, line: object) -> bool:
-        return isinstance(line, tuple) and line[1:] in {blocked[1:] for blocked in self}
-
-
-@breaks("test_a_failure_blocks_only_its_own_aggregate_and_topic")
-class BlocksTheWholeTopic(MemoryStore):
-    @property
-    def blocked(self) -> frozenset[Line]:
-        return _WholeTopics(super().blocked)
-
-
-@breaks("test_a_failure_blocks_only_its_own_aggregate_and_topic")
-class BlocksTheAggregateInEveryTopic(MemoryStore):
-    @property
-    def blocked(self) -> frozenset[Line]:
-        return _WholeAggregates(super().blocked)
-
-
-@breaks("test_an_entry_without_an_aggregate_blocks_nobody_when_it_fails")
-class MakesALineOfEventsWithoutAnAggregate(MemoryStore):
-    def _park(self, entry: Entry, lane: int, verdict: object) -> None:
-        super()._park(entry, lane, verdict)
-        if not entry.aggregate_id:
-            self.database.parked[-1].line = (entry.topic, entry.aggregate_type, entry.aggregate_id)
-
-
-@breaks("test_an_entry_without_an_aggregate_blocks_nobody_when_it_fails")
-class BlocksTheTopicBehindAnEventWithoutAnAggregate(MemoryStore):
-    def _refresh_blocked(self) -> None:
-        super()._refresh_blocked()
-        free = [row.entry for row in self.database.parked if row.active and not row.entry.aggregate_id]
-        self._memory.blocked |= {(entry.topic, entry.aggregate_type, entry.aggregate_id) for entry in free}
 
 
 # What is delayed.

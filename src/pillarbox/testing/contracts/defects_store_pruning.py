@@ -1,13 +1,13 @@
 """Stores that delete what they should keep, or keep what they should delete."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
 from pillarbox.ports import Query, Record, Retention
 from pillarbox.testing.contracts.defects_store_reading import ReadsByAPlainCursor
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
-from pillarbox.testing.memory import Row
+from pillarbox.testing.memory import Parked, Row
 from pillarbox.testing.memory_records import MemoryStore
 
 DEFECTS: list[StoreDefect] = []
@@ -41,6 +41,35 @@ class PrunesWhateverIsPublished(MemoryStore):
 class PrunesByTheCreation(MemoryStore):
     def _settled_before(self, row: Row, before: datetime) -> bool:
         return self._status(row)[0] in ("published", "dropped") and row.entry.created_at <= before
+
+
+@breaks("test_its_age_is_that_of_the_publishing_not_of_the_parking", "test_what_was_dropped_lately_is_kept")
+class PrunesByThePositionThatWentPast(MemoryStore):
+    """Looks only for the tick that covers an event, which was there when it was parked."""
+
+    def _settled_before(self, row: Row, before: datetime) -> bool:
+        at = next((tick.at for tick in self.database.ticks if row.entry.position in tick.covered), None)
+        return self._status(row)[0] in ("published", "dropped") and at is not None and at <= before
+
+
+@breaks("test_one_that_was_parked_before_it_was_published_is_deleted", "test_what_was_dropped_long_ago_is_deleted")
+class KeepsWhateverWasParked(MemoryStore):
+    def _settled_before(self, row: Row, before: datetime) -> bool:
+        return self._parked_row(row) is None and super()._settled_before(row, before)
+
+
+@breaks("test_what_was_dropped_long_ago_is_deleted")
+class KeepsDroppedOnesForEver(MemoryStore):
+    def _settled_before(self, row: Row, before: datetime) -> bool:
+        return self._status(row)[0] != "dropped" and super()._settled_before(row, before)
+
+
+@breaks("test_what_was_dropped_lately_is_kept", "test_a_dropped_event_stays_visible_as_dropped")
+class PrunesDroppedOnesAtOnce(MemoryStore):
+    async def drop(self, query: Query) -> int:
+        count = await super().drop(query)
+        self.database.rows = [row for row in self.database.rows if self._status(row)[0] != "dropped"]
+        return count
 
 
 @breaks("test_with_no_retention_it_is_deleted_at_once")
@@ -102,6 +131,31 @@ class NeverLooksIntoTheArchive(MemoryStore):
     async def find(self, query: Query) -> Sequence[Record]:
         log = {row.entry.position for row in self.database.rows}
         return [record for record in await super().find(query) if record.position in log]
+
+
+@breaks("test_what_is_archived_is_shown_as_before")
+class ForgetsTheParkingLotOfWhatItArchives(MemoryStore):
+    """Deletes the parked copies with the log, and their attempts and times with them."""
+
+    def _prune_log(self, retention: Retention) -> int:
+        count = super()._prune_log(retention)
+        gone = {row.entry.position for row in self.database.archive}
+        self.database.parked = [row for row in self.database.parked if row.entry.position not in gone]
+        return count
+
+
+@breaks("test_what_is_archived_is_shown_as_before")
+class ArchivesWithoutTheHeaders(MemoryStore):
+    def _prune_log(self, retention: Retention) -> int:
+        count = super()._prune_log(retention)
+        self.database.archive = [row._replace(entry=row.entry._replace(headers=None)) for row in self.database.archive]
+        return count
+
+
+@breaks("test_a_replay_out_of_the_archive_that_failed_can_be_retried")
+class MendsOnlyWhatIsInTheLog(MemoryStore):
+    def _rows(self, parked: Sequence[Parked]) -> Iterator[Row]:
+        return (row for row in super()._rows(parked) if row in self.database.rows)
 
 
 @breaks("test_the_archive_ends_too")

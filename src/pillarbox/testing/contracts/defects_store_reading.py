@@ -10,7 +10,7 @@ from pillarbox.core.retry import Published
 from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost
 from pillarbox.testing.contracts.store_defect import Broken, StoreDefect, into
-from pillarbox.testing.memory import NOTHING, MemoryDatabase, Parked, Position, Row, Snapshot, Transaction
+from pillarbox.testing.memory import NOTHING, MemoryDatabase, Parked, Position, Row, Snapshot, Tick, Transaction
 from pillarbox.testing.memory_records import MemoryStore
 
 DEFECTS: list[StoreDefect] = []
@@ -64,6 +64,20 @@ class ReadsTheNewestFirst(MemoryStore):
 class IgnoresTheRoom(MemoryStore):
     async def entries(self, room: int) -> Sequence[Entry]:
         return await super().entries(1000)
+
+
+@breaks("test_no_room_gives_nothing_and_loses_nothing")
+class GivesOutOneWithoutRoom(MemoryStore):
+    async def entries(self, room: int) -> Sequence[Entry]:
+        return await super().entries(max(room, 1))
+
+
+@breaks("test_no_room_gives_nothing_and_loses_nothing")
+class LosesWhatHasNoRoom(MemoryStore):
+    """Reads whole pages, and notes all of a page as given out."""
+
+    async def entries(self, room: int) -> Sequence[Entry]:
+        return (await super().entries(max(room, 10)))[:room]
 
 
 class _WritesAtOnce(Transaction):
@@ -209,6 +223,24 @@ class RefusesToSettleAParkedOneTwice(MemoryStore):
         if self._row_of(entry) is None:
             raise Broken("that one is settled already")
         super()._settle_parked(entry, verdict)
+
+
+@breaks("test_settling_nothing_changes_nothing")
+class TakesNothingForEverything(MemoryStore):
+    """Moves the position as far as it has read when no entry names a place."""
+
+    async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
+        await super().settle(settlements)
+        if not settlements:
+            self.database.positions.update(self._memory.read)
+
+
+@breaks("test_settling_nothing_changes_nothing")
+class WritesATickForNothing(MemoryStore):
+    async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
+        await super().settle(settlements)
+        if not settlements:
+            self.database.ticks.append(Tick(self.database.clock.now(), self.owner, frozenset(), 1))
 
 
 @breaks("test_waiting_ends_when_its_time_is_up")

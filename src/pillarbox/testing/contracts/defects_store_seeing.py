@@ -1,12 +1,13 @@
-"""Stores that show people what is not so, or find what was not asked for."""
+"""Stores that show people what is not so."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+from pillarbox.core.entry import Entry
 from pillarbox.ports import Query, Record, Stats, Status
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
-from pillarbox.testing.memory import Row
+from pillarbox.testing.memory import Parked, Row
 from pillarbox.testing.memory_records import MemoryStore
 
 DEFECTS: list[StoreDefect] = []
@@ -36,11 +37,34 @@ class IsNeverSureOfItsCount(MemoryStore):
         return replace(await super().stats(), pending_exact=False)
 
 
+@breaks("test_the_age_of_what_is_pending_is_that_of_the_oldest")
+class ShowsTheNewestAsTheOldest(MemoryStore):
+    async def stats(self) -> Stats:
+        pending = await self.find(Query(status=("pending",)))
+        newest = max((record.created_at for record in pending), default=None)
+        return replace(await super().stats(), oldest_pending_at=newest)
+
+
+@breaks("test_the_age_of_what_is_pending_is_that_of_the_oldest")
+class ShowsTheOldestOfAllAsPending(MemoryStore):
+    async def stats(self) -> Stats:
+        stats = await super().stats()
+        oldest = min((row.entry.created_at for row in self.database.rows), default=None)
+        return replace(stats, oldest_pending_at=oldest if stats.pending else None)
+
+
 @breaks("test_what_was_settled_is_published_with_its_time")
 class ShowsTheFirstPublishingAsTheLast(MemoryStore):
     async def stats(self) -> Stats:
         first = min((tick.at for tick in self.database.ticks), default=None)
         return replace(await super().stats(), last_published_at=first)
+
+
+@breaks("test_the_last_publishing_may_be_that_of_a_parked_one", "test_a_failure_is_no_publishing")
+class TakesEveryMoveOfThePositionForAPublishing(MemoryStore):
+    async def stats(self) -> Stats:
+        moved = max((tick.at for tick in self.database.ticks if tick.covered), default=None)
+        return replace(await super().stats(), last_published_at=moved)
 
 
 @breaks("test_what_is_parked_is_counted_by_its_state")
@@ -71,6 +95,32 @@ class ShowsOnlyRetryingHeads(MemoryStore):
         return replace(stats, heads=[head for head in stats.heads if head.status == "retrying"])
 
 
+@breaks("test_people_see_the_oldest_20_heads_in_their_order")
+class ShowsTheNewestHeadsFirst(MemoryStore):
+    def _rows(self, parked: Sequence[Parked]) -> Iterator[Row]:
+        return reversed(list(super()._rows(parked)))
+
+
+@breaks("test_people_see_the_oldest_20_heads_in_their_order")
+class ShowsHeadsAsTheyWereParked(MemoryStore):
+    async def stats(self) -> Stats:
+        parked = [row for head in self._heads() for row in self._rows([head])]
+        return replace(await super().stats(), heads=[self._record(row) for row in parked[:20]])
+
+
+@breaks("test_people_see_the_oldest_20_heads_in_their_order")
+class ShowsEveryHead(MemoryStore):
+    async def stats(self) -> Stats:
+        heads = [self._record(row) for row in self._rows(self._heads())]
+        return replace(await super().stats(), heads=heads)
+
+
+@breaks("test_what_holds_nobody_back_is_no_head")
+class ShowsWhateverFailedAsAHead(MemoryStore):
+    def _heads(self) -> list[Parked]:
+        return [row for row in self.database.parked if row.state in ("retrying", "dead")]
+
+
 # Statuses and times.
 
 
@@ -97,6 +147,54 @@ class DatesThePublishingByTheCreation(MemoryStore):
     def _record(self, row: Row) -> Record:
         record = super()._record(row)
         return replace(record, published_at=record.created_at) if record.status == "published" else record
+
+
+@breaks(
+    "test_what_was_parked_is_published_with_the_time_it_went",
+    "test_what_was_delayed_is_published_with_the_time_it_went",
+    "test_its_age_is_that_of_the_publishing_not_of_the_parking",
+)
+class DatesAParkedOneByItsParking(MemoryStore):
+    def _status(self, row: Row) -> tuple[Status, datetime | None]:
+        status, at = super()._status(row)
+        if status == "published":
+            at = next(tick.at for tick in self.database.ticks if row.entry.position in tick.covered)
+        return status, at
+
+
+@breaks("test_what_was_parked_is_published_with_the_time_it_went")
+class DatesOneOutsideTheOrderByItsParking(MemoryStore):
+    """Takes whatever was parked without a line for a replay."""
+
+    def _is_replay(self, parked: Parked) -> bool:
+        free = parked.line is None and parked.entry.available_at is None
+        return free and parked.state in ("delayed", "published")
+
+
+@breaks(
+    "test_what_was_parked_is_published_with_the_time_it_went",
+    "test_what_was_delayed_is_published_with_the_time_it_went",
+)
+class KeepsNoTimeOfAParkedOne(MemoryStore):
+    def _settle_parked(self, entry: Entry, verdict: object) -> None:
+        row = self._row_of(entry)
+        super()._settle_parked(entry, verdict)
+        if row is not None:
+            row.settled_at = None
+
+
+@breaks("test_what_was_delayed_is_published_with_the_time_it_went")
+class DatesADelayedOneByThePlan(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        record = super()._record(row)
+        return replace(record, published_at=record.available_at if record.published_at else None)
+
+
+@breaks("test_what_was_delayed_is_published_with_the_time_it_went")
+class ShowsADelayedOneAsDelayedForEver(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        record = super()._record(row)
+        return replace(record, status="delayed") if record.available_at is not None else record
 
 
 @breaks("test_a_dropped_event_stays_visible_as_dropped")
@@ -134,93 +232,57 @@ class ShowsNoHeaders(MemoryStore):
         return replace(super()._record(row), headers={})
 
 
+@breaks("test_a_record_has_everything_that_was_added", "test_what_is_archived_is_shown_as_before")
+class DatesTheFactByTheLook(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        return replace(super()._record(row), occurred_at=self.database.clock.now())
+
+
+@breaks("test_a_record_has_everything_that_was_added")
+class ShowsNoNumber(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        return replace(super()._record(row), number=None)
+
+
+@breaks("test_a_record_has_everything_that_was_added")
+class ShowsNoKey(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        return replace(super()._record(row), idempotency_key=None)
+
+
+@breaks("test_a_record_has_everything_that_was_added")
+class HidesTheTimeOfTheFact(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        return replace(super()._record(row), occurred_at=None)
+
+
+@breaks("test_a_record_has_the_time_from_which_it_may_go")
+class HidesTheTimeFromWhichItMayGo(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        return replace(super()._record(row), available_at=None)
+
+
+@breaks("test_a_record_of_bytes_has_them_with_their_type")
+class ShowsBytesAsText(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        record = super()._record(row)
+        return replace(record, data=record.data.decode("latin-1") if isinstance(record.data, bytes) else record.data)
+
+
+@breaks("test_a_record_of_bytes_has_them_with_their_type")
+class ShowsOnlyText(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        record = super()._record(row)
+        return replace(record, data="" if isinstance(record.data, bytes) else record.data)
+
+
+@breaks("test_a_record_of_bytes_has_them_with_their_type")
+class TakesEverythingForJson(MemoryStore):
+    def _record(self, row: Row) -> Record:
+        return replace(super()._record(row), content_type="application/json")
+
+
 @breaks("test_a_record_has_everything_that_was_added", "test_events_are_found_by_what_they_are")
 class ShowsTheAggregateWithoutItsType(MemoryStore):
     def _record(self, row: Row) -> Record:
         return replace(super()._record(row), aggregate=("", row.entry.aggregate_id))
-
-
-# Finding.
-
-
-class _Misreads(MemoryStore):
-    """Takes a query for another one."""
-
-    def misread(self, query: Query) -> Query:
-        raise NotImplementedError
-
-    async def find(self, query: Query) -> Sequence[Record]:
-        return await super().find(self.misread(query))
-
-
-@breaks("test_events_are_found_by_what_they_are")
-class IgnoresTheIds(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, ids=())
-
-
-@breaks("test_events_are_found_by_what_they_are")
-class IgnoresTheType(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, type=None)
-
-
-@breaks("test_events_are_found_by_what_they_are")
-class IgnoresTheTopic(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, topic=None)
-
-
-@breaks("test_events_are_found_by_what_they_are")
-class IgnoresTheAggregate(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, aggregate=None)
-
-
-@breaks("test_events_are_found_by_their_status")
-class IgnoresTheStatus(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, status=())
-
-
-@breaks("test_events_are_found_by_their_status")
-class LooksOnlyForTheFirstStatus(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, status=query.status[:1])
-
-
-@breaks("test_events_are_found_by_their_time")
-class IgnoresSince(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, since=None)
-
-
-@breaks("test_events_are_found_by_their_time")
-class IgnoresUntil(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, until=None)
-
-
-@breaks("test_events_are_listed_in_the_order_asked_for")
-class IgnoresTheLimit(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, limit=1000)
-
-
-@breaks("test_events_are_listed_in_the_order_asked_for")
-class IgnoresAfter(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, after=None)
-
-
-@breaks("test_events_are_listed_in_the_order_asked_for", "test_events_are_found_by_their_status")
-class ListsTheNewestFirstAlways(_Misreads):
-    def misread(self, query: Query) -> Query:
-        return replace(query, newest_first=True)
-
-
-@breaks("test_events_are_listed_in_the_order_asked_for")
-class LimitsBeforeItSorts(MemoryStore):
-    async def find(self, query: Query) -> Sequence[Record]:
-        oldest = await super().find(replace(query, newest_first=False))
-        return sorted(oldest, key=lambda record: record.position, reverse=query.newest_first)

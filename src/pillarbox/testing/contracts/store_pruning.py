@@ -182,6 +182,16 @@ class PruneRules:
         assert await store.replay(Query()) == 1
         assert await publish_all(store) == ["A"]
 
+    async def test_a_replay_out_of_the_archive_that_failed_can_be_retried(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        await prune(store, Retention(published=timedelta(0), archive=WEEK))
+        await store.replay(Query())
+        await settle(store, await read(store), DEAD)
+        assert await store.retry(Query(status=("dead",))) == 1
+        assert await publish_all(store) == ["A"]
+
     async def test_the_archive_ends_too(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"))

@@ -1,0 +1,94 @@
+"""Stores that find what was not asked for, or not in the order asked for."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pillarbox.ports import Query, Record
+from pillarbox.testing.contracts.store_defect import StoreDefect, into
+from pillarbox.testing.memory_records import MemoryStore
+
+DEFECTS: list[StoreDefect] = []
+breaks = into(DEFECTS)
+
+
+class _Misreads(MemoryStore):
+    """Takes a query for another one."""
+
+    def misread(self, query: Query) -> Query:
+        raise NotImplementedError
+
+    async def find(self, query: Query) -> Sequence[Record]:
+        return await super().find(self.misread(query))
+
+
+@breaks("test_events_are_found_by_what_they_are")
+class IgnoresTheIds(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, ids=())
+
+
+@breaks("test_events_are_found_by_what_they_are")
+class IgnoresTheType(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, type=None)
+
+
+@breaks("test_events_are_found_by_what_they_are")
+class IgnoresTheTopic(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, topic=None)
+
+
+@breaks("test_events_are_found_by_what_they_are")
+class IgnoresTheAggregate(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, aggregate=None)
+
+
+@breaks("test_events_are_found_by_their_status")
+class IgnoresTheStatus(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, status=())
+
+
+@breaks("test_events_are_found_by_their_status")
+class LooksOnlyForTheFirstStatus(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, status=query.status[:1])
+
+
+@breaks("test_events_are_found_by_their_time")
+class IgnoresSince(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, since=None)
+
+
+@breaks("test_events_are_found_by_their_time")
+class IgnoresUntil(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, until=None)
+
+
+@breaks("test_events_are_listed_in_the_order_asked_for")
+class IgnoresTheLimit(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, limit=1000)
+
+
+@breaks("test_events_are_listed_in_the_order_asked_for")
+class IgnoresAfter(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, after=None)
+
+
+@breaks("test_events_are_listed_in_the_order_asked_for", "test_events_are_found_by_their_status")
+class ListsTheNewestFirstAlways(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, newest_first=True)
+
+
+@breaks("test_events_are_listed_in_the_order_asked_for")
+class LimitsBeforeItSorts(MemoryStore):
+    async def find(self, query: Query) -> Sequence[Record]:
+        oldest = await super().find(replace(query, newest_first=False))
+        return sorted(oldest, key=lambda record: record.position, reverse=query.newest_first)
