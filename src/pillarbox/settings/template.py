@@ -21,10 +21,10 @@ MEANINGS = {
     "retention.archive": 'how long they stay in the archive after that; "none" is no archive',
     "retention.inbox": "how long a consumer remembers what it has handled",
     "inbox.concurrency": "how many events a consumer handles at the same time",
-    "inbox.mode": '"handle" on arrival, or "store" first and handle later',
-    "health.listen": "where health and metrics are served",
+    "inbox.mode": '"handle": each event on arrival',
+    "health.listen": "where health and metrics are to be served; not used yet",
     "health.oldest_pending": "an event that waits longer is unhealthy",
-    "health.canary": 'how often a probe travels through the broker, or "none"',
+    "health.canary": 'how often a probe is to travel through the broker; not used yet',
 }
 _TOPIC = """
 # What holds for one topic; without such a table, the values shown here.
