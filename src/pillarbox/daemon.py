@@ -10,10 +10,13 @@ from typing import Self
 
 
 class Daemon(ABC):
-    """A program that runs until it is stopped. `async with daemon:` runs it beside something else."""
+    """A program that runs until it is stopped. `async with daemon:` runs it beside something else.
+
+    A subclass sets `_started` once it has everything that it needs.
+    """
 
     def __init__(self) -> None:
-        self._stop = asyncio.Event()
+        self._stop, self._started = asyncio.Event(), asyncio.Event()
         self._beside: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -48,6 +51,16 @@ class Daemon(ABC):
 
     async def __aenter__(self) -> Self:
         self._beside = asyncio.create_task(self.run(), name=type(self).__name__)
+        started = asyncio.create_task(self._started.wait())
+        try:
+            await asyncio.wait({self._beside, started}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._beside.cancel()
+            raise
+        finally:
+            started.cancel()
+        if self._beside.done():
+            self._beside.result()  # it could not even begin: say so now, not when the block ends
         return self
 
     async def __aexit__(

@@ -138,6 +138,8 @@ class Record:
     headers: dict[str, str] = field(default_factory=dict)
     data: str | bytes = ""
     consumer: str | None = None
+    traceback: str | None = None
+    """Where a handler failed the last time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,9 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class RelaySeen:
-    """A relay's row: when it was last seen, until when its lease runs, how many lanes it has, how its broker is."""
+    """A relay's row: when it was last seen, until when its lease runs, how many lanes it has, how its broker is.
+
+    Of one that is known to be dead the lease ended when it was last seen."""
 
     owner: str
     seen_at: datetime

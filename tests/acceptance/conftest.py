@@ -52,10 +52,9 @@ class Shop:
         """Type a line and read its JSON."""
         return json.loads(self.type(line, code=code, answer=answer).stdout)
 
-    @contextmanager
-    def running(self, line: str) -> Iterator[subprocess.Popen[str]]:
-        """Run a daemon meanwhile; it must stop well on SIGTERM."""
-        process = subprocess.Popen(
+    def start(self, line: str) -> "subprocess.Popen[str]":
+        """Start a daemon; the caller ends it."""
+        return subprocess.Popen(
             self._arguments(line),
             cwd=self.directory,
             env=self.environment,
@@ -63,6 +62,11 @@ class Shop:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    @contextmanager
+    def running(self, line: str) -> Iterator[subprocess.Popen[str]]:
+        """Run a daemon meanwhile; it must stop well on SIGTERM."""
+        process = self.start(line)
         try:
             yield process
             process.send_signal(signal.SIGTERM)

@@ -349,7 +349,7 @@ def test_tail_follows_and_stops_with_ctrl_c(configured: "Shop") -> None:
 
 def test_relay_once_says_what_it_did(configured: "Shop") -> None:
     ids = [configured.placed(), configured.placed(8)]
-    assert configured.type("pillarbox relay once").stdout == "published 2 events\n"
+    assert configured.type("pillarbox relay once").stderr == "published 2 events\n"
     assert configured.json("pillarbox relay once --json") == {"published": 0}
     assert configured.received() == ids
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pillarbox import Event
+
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Shop
 
@@ -85,12 +87,11 @@ def test_what_a_handler_rejects_can_be_dropped(billing: "Shop", until: Until) ->
     billing.type("pillarbox dead list --inbox --database sqlite:///billing.db", code=4)
 
 
-def _parked(shop: "Shop") -> list[str]:
+def _parked(shop: "Shop", state: str = "dead") -> list[str]:
     connection = sqlite3.connect(shop.directory / "billing.db")
     try:
-        return [
-            row[0] for row in connection.execute("SELECT event_id FROM pillarbox_inbox_parked WHERE state = 'dead'")
-        ]
+        sql = "SELECT event_id FROM pillarbox_inbox_parked WHERE state = ?"
+        return [row[0] for row in connection.execute(sql, [state])]
     finally:
         connection.close()
 
@@ -113,3 +114,13 @@ def test_tables_that_are_missing_name_the_command(billing: "Shop") -> None:
     (billing.directory / "billing.db").unlink()
     done = billing.type(CONSUME, code=1)
     assert "pillarbox migrate up" in done.stderr.splitlines()[-1]
+
+
+def test_an_event_whose_handler_failed_shows_where(billing: "Shop", until: Until) -> None:
+    (id,) = billing.add(Event("OrderPlaced", {"no": "order_id"}, aggregate=("order", 1)))
+    relay(billing)
+    show = f"pillarbox events show {id} --inbox --database sqlite:///billing.db"
+    with billing.running(CONSUME):
+        until(lambda: bool(_parked(billing, "retrying")))
+    assert 'if event.payload["order_id"] == 13' in billing.type(show).stdout
+    assert "KeyError: 'order_id'" in billing.json(f"{show} --json")["traceback"]

@@ -1,6 +1,7 @@
 """ "I added an event and nothing happens": each answer of `pillarbox status`, word for word, and its cure, tried."""
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -55,6 +56,20 @@ def test_no_relay_ever(migrated: "Shop", until: Until) -> None:
     with migrated.running(commands_of(lines)[0]):
         until(lambda: migrated.received() == [id])
         until(lambda: migrated.status() == ["✓ all is well: nothing is waiting"])
+
+
+def test_a_killed_relay_is_missed_at_once(migrated: "Shop", until: Until) -> None:
+    run = f"pillarbox relay run --database {migrated.database} --broker {migrated.broker}"
+    first = migrated.placed()
+    process = migrated.start(run)
+    until(lambda: migrated.received() == [first])
+    process.kill()
+    process.communicate()
+    second = migrated.placed()
+    lines = migrated.status(code=3)
+    assert re.fullmatch(r"✗ no relay has been seen for \d+ s; 1 event is waiting", lines[0])
+    with migrated.running(commands_of(lines)[0]):
+        until(lambda: migrated.received()[-1] == second)
 
 
 def test_no_relay_seen_for_minutes(migrated: "Shop", until: Until) -> None:

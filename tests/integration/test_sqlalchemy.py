@@ -14,8 +14,11 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from pillarbox.core.event import Event
 from pillarbox.errors import ConfigError, NoTransaction, SchemaMismatch, StoreUnavailable
+from pillarbox.ports import Query
+from pillarbox.settings import Settings
 from pillarbox.sqlalchemy import AsyncInbox, AsyncOutbox, Inbox, Outbox, outbox_table
 from pillarbox.testing.contracts.sqlite3_door import SqliteFile
+from pillarbox.wiring import open_admin
 
 outbox, async_outbox = Outbox(), AsyncOutbox()
 PING: Event[dict[str, str]] = Event("Ping", {})
@@ -224,6 +227,19 @@ def test_the_table_on_ones_own_metadata_is_the_migrations_table(file: SqliteFile
     ours, theirs = described(file.path), described(f"{tmp_path}/own.db")
     ours["columns"][0] = theirs["columns"][0]  # SQLAlchemy writes NOT NULL at a primary key, which says nothing new
     assert theirs == ours
+
+
+async def test_the_migration_takes_a_table_that_the_application_made_as_it_is(tmp_path: Path) -> None:
+    metadata = MetaData()
+    outbox_table(metadata)
+    engine = create_engine(f"sqlite:///{tmp_path}/own.db")
+    metadata.create_all(engine)
+    with Session(engine) as session, session.begin():
+        outbox.add(session, PING)
+    engine.dispose()
+    async with open_admin(Settings(database=f"sqlite:///{tmp_path}/own.db")) as admin:
+        await admin.migrate()
+        assert [record.type for record in await admin.find(Query(status=("pending",)))] == ["Ping"]
 
 
 def test_an_event_can_be_added_to_the_table_on_ones_own_metadata(tmp_path: Path) -> None:

@@ -133,4 +133,4 @@ async def test_pruning_deletes_everything_that_is_old_enough(admin: Admin, setti
 
 
 async def test_the_script_needs_no_connection(settings: Settings) -> None:
-    assert "CREATE TABLE pillarbox_outbox" in open_admin(settings).sql()
+    assert "CREATE TABLE IF NOT EXISTS pillarbox_outbox (" in open_admin(settings).sql()

@@ -9,7 +9,7 @@ from pillarbox.core.entry import Entry
 
 def test_the_fields_follow_the_columns_of_the_table() -> None:
     schema = (files("pillarbox") / "stores/sqlite/schema/0001.sql").read_text()
-    table = schema.split("CREATE TABLE {prefix}outbox (")[1].split("\n);")[0]
+    table = schema.split("CREATE TABLE IF NOT EXISTS {prefix}outbox (")[1].split("\n);")[0]
     columns = re.findall(r"^    ([a-z_]+) +(?:INTEGER|TEXT|BLOB)", table, re.MULTILINE)
     assert columns[0] == "id"
     expected = ["position", *(c for c in columns[1:] if c != "body")]

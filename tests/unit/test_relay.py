@@ -11,7 +11,7 @@ import pytest
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
 from pillarbox.core.message import identity
-from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, StoreUnavailable
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, SchemaMismatch, StoreUnavailable
 from pillarbox.ports import Query
 from pillarbox.relay.relay import Parts, Relay
 from pillarbox.settings import RelaySettings, Settings
@@ -393,5 +393,18 @@ def test_the_wire_carries_the_event_s_id() -> None:
         scene.add(event)
         await scene.relay().run_once()
         assert identity(scene.broker.messages()[0])[0] == str(event.id)
+
+    play(act)
+
+
+def test_a_relay_that_cannot_begin_says_so_where_it_is_entered() -> None:
+    class NoTables(MemoryStore):
+        async def check(self) -> None:
+            raise SchemaMismatch("there are no tables: run pillarbox migrate up")
+
+    async def act(scene: Scene) -> None:
+        with pytest.raises(SchemaMismatch, match="run pillarbox migrate up"):
+            async with scene.relay(store=NoTables):
+                pytest.fail("the block ran although the relay did not")
 
     play(act)

@@ -6,7 +6,7 @@ import logging
 import typer
 
 from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
-from pillarbox.cli.output import print_json, print_line
+from pillarbox.cli.output import print_json, say
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import log_to, logger
 from pillarbox.wiring import Relay
@@ -56,4 +56,4 @@ def once(
     if json:
         print_json({"published": published})
     else:
-        print_line(f"published {published:,} event{'' if published == 1 else 's'}")
+        say(f"published {published:,} event{'' if published == 1 else 's'}")

@@ -81,6 +81,7 @@ class Consumer(Daemon):
         intake = Intake(self._inbox, self._open_subscriber(), self._rules, self._clock, self._hooks)
         try:
             intake.begin()
+            self._started.set()
             while not self.stopping:
                 idle = await intake.turn(patience)
                 if once and intake.away is not None:

@@ -69,6 +69,7 @@ class Relay(Daemon):
         try:
             await store.open()
             await store.check()
+            self._started.set()
             await self._hold_and_pump(store, pump, lease, once)
         finally:
             self._pump = None

@@ -24,7 +24,7 @@ MEANINGS = {
     "inbox.mode": '"handle": each event on arrival',
     "health.listen": "where health and metrics are to be served; not used yet",
     "health.oldest_pending": "an event that waits longer is unhealthy",
-    "health.canary": 'how often a probe is to travel through the broker; not used yet',
+    "health.canary": "how often a probe is to travel through the broker; not used yet",
 }
 _TOPIC = """
 # What holds for one topic; without such a table, the values shown here.

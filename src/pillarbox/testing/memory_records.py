@@ -202,9 +202,17 @@ class MemoryStore(MemorySource):
             occurred_at=entry.occurred_at,
             available_at=entry.available_at,
             content_type=entry.content_type or "application/json",
-            headers=json.loads(entry.headers or "{}"),
+            headers=_headers(entry.headers),
             data=entry.data,
         )
+
+
+def _headers(text: str | None) -> dict[str, str]:
+    try:
+        headers = json.loads(text or "{}")
+    except ValueError:
+        headers = None
+    return headers if isinstance(headers, dict) else {"(no JSON object)": str(text)}
 
 
 def _matches(query: Query, record: Record) -> bool:

@@ -28,13 +28,18 @@ ALL = Holding(frozenset(range(LANES)), LANES)
 NONE = Holding(frozenset(), LANES)
 
 
+def lock_file(path: str) -> str:
+    """Name the file beside a database whose lock the holder of its lanes keeps."""
+    return f"{path}-relay"
+
+
 class LaneGroup:
     """Whether this relay holds the lanes."""
 
     def __init__(self, path: str, owner: str, prefix: str, lease: timedelta, clock: Clock) -> None:
         self._owner, self._p, self._clock = owner, prefix, clock
         self._lease = lease // timedelta(microseconds=1)
-        self._lock = KernelLock(f"{path}-relay")
+        self._lock = KernelLock(lock_file(path))
         self._epoch: str | None = None
         self._away: Away | None = None
 

@@ -126,6 +126,7 @@ class Finder:
         rows = db.execute(
             "SELECT id, event_id, CASE state WHEN 'suspect' THEN 'retrying' ELSE state END, event_type, topic,"
             " aggregate_type, aggregate_id, parked_at, attempts, last_error, due_at, headers, body, consumer,"
+            " traceback,"
             f" CASE WHEN state = 'blocked' THEN (SELECT head.event_id FROM {self._p}inbox_parked head"
             " WHERE head.consumer = it.consumer AND head.line = it.line"
             f" AND {HEAD_IN_LINE} ORDER BY head.id LIMIT 1) END"
@@ -185,14 +186,23 @@ def _record(entry: Entry, status: Status, at: int | None, parked: tuple[Any, ...
         occurred_at=entry.occurred_at,
         available_at=entry.available_at,
         content_type=entry.content_type or "application/json",
-        headers=json.loads(entry.headers or "{}"),
+        headers=_headers(entry.headers),
         data=entry.data,
     )
 
 
+def _headers(text: str | None) -> dict[str, str]:
+    """Read an event's own headers; a plain INSERT may have written anything, which is shown as it stands."""
+    try:
+        headers = json.loads(text or "{}")
+    except ValueError:
+        headers = None
+    return headers if isinstance(headers, dict) else {"(no JSON object)": str(text)}
+
+
 def _received(row: tuple[Any, ...]) -> Record:
     id, event_id, status, type, topic, kind, aggregate, parked_at, attempts, error, due_at, headers, body, *rest = row
-    consumer, head = rest
+    consumer, trace, head = rest
     wire: dict[str, str] = json.loads(headers)
     return Record(
         position=id,
@@ -210,4 +220,5 @@ def _received(row: tuple[Any, ...]) -> Record:
         headers=wire,
         data=body,
         consumer=consumer,
+        traceback=trace,
     )

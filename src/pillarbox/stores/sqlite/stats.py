@@ -3,6 +3,7 @@
 import sqlite3
 
 from pillarbox.core.routing import LANES
+from pillarbox.kernel_lock import is_free
 from pillarbox.ports import Away, Pause, RelaySeen, Stats
 from pillarbox.stores.sqlite.connection import reading
 from pillarbox.stores.sqlite.positions import Positions, load_positions
@@ -16,8 +17,8 @@ HEADS = 20
 class Overview:
     """Counts, the heads of blocked lines, pauses and relays, as of one moment."""
 
-    def __init__(self, prefix: str, finder: Finder) -> None:
-        self._p, self._finder = prefix, finder
+    def __init__(self, prefix: str, finder: Finder, lock_file: str) -> None:
+        self._p, self._finder, self._lock_file = prefix, finder, lock_file
 
     def stats(self, db: sqlite3.Connection) -> Stats:
         """Look at the whole."""
@@ -78,16 +79,17 @@ class Overview:
 
     def _relays(self, db: sqlite3.Connection) -> list[RelaySeen]:
         rows = db.execute(
-            f"SELECT r.owner, seen_at, lease_until, l.owner IS NOT NULL, away_since, away_error FROM {self._p}relays r"
-            f" LEFT JOIN {self._p}lanes l ON l.owner = r.owner ORDER BY seen_at DESC"
+            "SELECT r.owner, seen_at, lease_until, l.owner IS NOT NULL, locked, away_since, away_error"
+            f" FROM {self._p}relays r LEFT JOIN {self._p}lanes l ON l.owner = r.owner ORDER BY seen_at DESC"
         )
         return [
             RelaySeen(
                 owner,
                 instant(seen),
-                instant(until),
+                # A holder whose lock the kernel has freed is dead, whatever its lease says.
+                instant(seen if locked and holds and is_free(self._lock_file) else until),
                 LANES if holds else 0,
                 None if since is None else Away(instant(since), error),
             )
-            for owner, seen, until, holds, since, error in rows
+            for owner, seen, until, holds, locked, since, error in rows
         ]

@@ -13,7 +13,7 @@ from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost, SchemaMismatch
 from pillarbox.ports import Away, Clock, Holding, Query, Record, Retention, SchemaStatus, Stats
 from pillarbox.stores.sqlite.connection import Connection
-from pillarbox.stores.sqlite.lanes import LaneGroup
+from pillarbox.stores.sqlite.lanes import LaneGroup, lock_file
 from pillarbox.stores.sqlite.log import Log
 from pillarbox.stores.sqlite.mending import Mending
 from pillarbox.stores.sqlite.records import Finder
@@ -49,7 +49,7 @@ class SqliteStore:
         self._lanes = LaneGroup(path, owner, prefix, lease, clock)
         self._log = Log(owner, prefix, topics, self._lanes, clock, hooks)
         self._finder = Finder(prefix)
-        self._overview = Overview(prefix, self._finder)
+        self._overview = Overview(prefix, self._finder, lock_file(path))
         self._mending = Mending(prefix, self._finder, clock)
         self._pruner = Pruner(prefix, clock)
         self._one_reader = asyncio.Lock()

@@ -3,7 +3,8 @@
 -- order, and a position in the log is one number.
 
 -- The log: only ever inserted into by applications, only ever deleted from by retention.
-CREATE TABLE {prefix}outbox (
+-- It is there already if the application's own migrations made it.
+CREATE TABLE IF NOT EXISTS {prefix}outbox (
     id              INTEGER PRIMARY KEY AUTOINCREMENT,   -- AUTOINCREMENT: an id is never used twice, not even after pruning
     event_id        TEXT NOT NULL DEFAULT (lower(
                         hex(randomblob(4)) || '-' || hex(randomblob(2)) || '-4' || substr(hex(randomblob(2)), 2) || '-'
@@ -25,9 +26,9 @@ CREATE TABLE {prefix}outbox (
     CHECK ((payload IS NULL) <> (body IS NULL)),
     CHECK (event_type <> '' AND topic <> '')
 );
-CREATE INDEX {prefix}outbox_event ON {prefix}outbox (event_id);
-CREATE INDEX {prefix}outbox_aggregate ON {prefix}outbox (aggregate_type, aggregate_id, id);
-CREATE INDEX {prefix}outbox_topic ON {prefix}outbox (topic, id);   -- a paused topic's own entries, without walking the log
+CREATE INDEX IF NOT EXISTS {prefix}outbox_event ON {prefix}outbox (event_id);
+CREATE INDEX IF NOT EXISTS {prefix}outbox_aggregate ON {prefix}outbox (aggregate_type, aggregate_id, id);
+CREATE INDEX IF NOT EXISTS {prefix}outbox_topic ON {prefix}outbox (topic, id);   -- a paused topic's own entries, without walking the log
 
 -- Progress, itself a log: the newest row without a topic is the position; the newest one with a topic is the position of
 -- that topic's detour. A detour that is closed still counts until the position has passed the place where they met.
