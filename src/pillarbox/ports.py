@@ -38,7 +38,8 @@ class Source(Protocol):
 
     @property
     def blocked(self) -> Container[Line]:
-        """The lines that hold parked entries, as of the last `entries` or `settle`; read again at every use."""
+        """The lines that hold parked entries, as of the last `entries` or `settle`; read again at every use.
+        It is kept when the lanes are lost: the relay may still hold followers, and hears of the loss a little later."""
 
     async def entries(self, room: int) -> Sequence[Entry]:
         """Give at most `room` further entries: those of the parking lot whose time has come, then the log's, in order.

@@ -376,9 +376,9 @@ class MemorySource:
                 self._memory.read[key] = position
 
     def _fence(self) -> None:
-        """Raise LaneLost, having forgotten everything, unless every lane is still ours."""
+        """Raise LaneLost, having forgotten everything but the blocked lines, unless every lane is still ours."""
         if self._held() != set(self._memory.epochs) or not self._memory.epochs:
-            self._memory = _Memory()
+            self._memory = _Memory(blocked=self._memory.blocked)
             raise LaneLost(f"another relay has taken lanes from {self.owner}")
 
     # Source

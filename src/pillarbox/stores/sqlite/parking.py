@@ -55,13 +55,12 @@ class ParkingLot:
         self.forget()
 
     def forget(self) -> None:
-        """Give out everything anew."""
+        """Give out everything anew. What is blocked stays so: a relay that lost its lanes may be about to send."""
         self._given: dict[int, tuple[int, str | None]] = {}  # position → its row and line
         self._lines_out: Counter[str] = Counter()
-        self._seen: list[tuple[Any, ...]] = []
+        self._seen: list[tuple[Any, ...]] | None = None
         self._heads: Sequence[_Head] = ()  # those that are not dead
         self.full = False
-        self.blocked = frozenset()
 
     def look(self, db: sqlite3.Connection) -> None:
         """See which lines are blocked, and by what."""

@@ -2,8 +2,10 @@
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.routing import Line
+from pillarbox.errors import LaneLost
 from pillarbox.ports import Holding
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
+from pillarbox.testing.memory import _Memory
 from pillarbox.testing.memory_records import MemoryStore
 
 DEFECTS: list[StoreDefect] = []
@@ -69,6 +71,16 @@ class LoadsBlockedLinesWithItsFirstLanesOnly(MemoryStore):
         holding = await super().take()
         self._memory.blocked = blocked if held else self._memory.blocked
         return holding
+
+
+@breaks("test_a_former_holder_still_knows_the_blocked_lines")
+class ForgetsBlockedLinesWithItsLanes(MemoryStore):
+    def _fence(self) -> None:
+        try:
+            super()._fence()
+        except LaneLost:
+            self._memory = _Memory()
+            raise
 
 
 class _WholeTopics(frozenset[Line]):

@@ -131,6 +131,18 @@ class LanesRules:
         with pytest.raises(LaneLost):
             await former.renew(None)
 
+    async def test_a_former_holder_still_knows_the_blocked_lines(self, bench: StoreBench) -> None:
+        """It may have followers in its hands, and must not send them before it has forgotten them."""
+        former = await holder(bench, "a")
+        await bench.add(event("A"))
+        await settle(former, await read(former), DEAD)
+        await bench.hang(former)
+        bench.clock.advance(LEASE + 1)
+        await holder(bench, "b")
+        with pytest.raises(LaneLost):
+            await former.renew(None)
+        assert line() in former.blocked
+
     async def test_a_former_holder_that_releases_takes_nothing_from_the_next(self, bench: StoreBench) -> None:
         former, present = await overtaken(bench)
         await former.release()
