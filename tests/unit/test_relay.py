@@ -408,3 +408,18 @@ def test_a_relay_that_cannot_begin_says_so_where_it_is_entered() -> None:
                 pytest.fail("the block ran although the relay did not")
 
     play(act)
+
+
+def test_cancelling_a_relay_while_the_store_is_away_is_still_a_cancellation() -> None:
+    class Locked(MemoryStore):
+        async def release(self, lanes: Any = None) -> None:
+            raise StoreUnavailable("the database is locked")
+
+    async def act(scene: Scene) -> None:
+        task = asyncio.create_task(scene.relay(store=Locked).run())
+        await scene.eventually(lambda: Moment.LANES_TAKEN in scene.heard)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+
+    play(act)

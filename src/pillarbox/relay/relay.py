@@ -92,7 +92,8 @@ class Relay(Daemon):
                 pump.forget()
                 await self._let_go(store)
             except asyncio.CancelledError:
-                await store.release()
+                self._stop.set()  # one try, no more: whoever cancels does not want to wait
+                await self._let_go(store)
                 raise
 
     async def _take(self, store: Store, lease: Lease, once: bool) -> bool:
