@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
 from pillarbox import Event
 from pillarbox.dbapi import Inbox, Outbox
-from pillarbox.sqlalchemy import AsyncOutbox
+from pillarbox.sqlalchemy import AsyncInbox, AsyncOutbox
 from pillarbox.sqlalchemy import Outbox as SqlalchemyOutbox
 from pillarbox.testing.added import AddedEvents
 
@@ -135,4 +135,24 @@ async def test_an_async_session_works_through_run_sync(outbox: AddedEvents, file
         await AsyncOutbox().add(session, Event("OrderPlaced", 1))
         drained: list[Any] = await session.run_sync(outbox.drain)
         assert [message.body for message in drained] == [b"1"]
+    await engine.dispose()
+
+
+def test_a_model_is_compared_as_the_json_that_it_becomes(outbox: AddedEvents, connection: sqlite3.Connection) -> None:
+    Outbox().add(connection, Event("OrderPlaced", Placed(7)))
+    assert outbox.assert_added(connection, "OrderPlaced", Placed(7)).payload == {"order_id": 7}
+
+
+def test_the_time_of_a_delayed_event_can_be_seen(outbox: AddedEvents, connection: sqlite3.Connection) -> None:
+    later = datetime(2036, 1, 1, tzinfo=UTC)
+    Outbox().add(connection, Event("Reminder", 1, available_at=later))
+    assert outbox.events(connection)[0].available_at == later
+
+
+async def test_async_handlers_are_refused_instead_of_passed_over(outbox: AddedEvents, file: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
+    inbox = AsyncInbox("billing", async_sessionmaker(engine))
+    async with AsyncSession(engine) as session:
+        with pytest.raises(TypeError, match="drain calls plain handlers"):
+            await session.run_sync(outbox.drain, inbox)
     await engine.dispose()

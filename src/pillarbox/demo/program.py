@@ -3,6 +3,7 @@
 import json
 import secrets
 import shlex
+import shutil
 import signal
 import sqlite3
 import sys
@@ -32,8 +33,8 @@ def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
     """Run the demo; give the exit code."""
     console, errors = Console(), Console(stderr=True)
     seed = secrets.randbelow(1_000_000) if seed is None else seed
-    if keep is not None and keep.exists() and any(keep.iterdir()):
-        errors.print(f"{keep} is not empty: name a directory that is, or that does not exist yet", soft_wrap=True)
+    if keep is not None and (problem := _unusable(keep)):
+        errors.print(f"{problem}: name a directory that is empty, or that does not exist yet", soft_wrap=True)
         return 2
     try:
         with _sigterm_interrupts(), _directory(keep) as directory:
@@ -43,6 +44,15 @@ def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
     except KeyboardInterrupt:
         errors.print("stopped; nothing is left running")
         return INTERRUPTED
+
+
+def _unusable(keep: Path) -> str | None:
+    """Make the directory; say why the demo cannot keep its files there."""
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        return f"{keep} is not empty" if any(keep.iterdir()) else None
+    except OSError as error:
+        return f"{keep} cannot be used: {error.strerror}"
 
 
 def _run_in(
@@ -108,14 +118,15 @@ def _table(report: Report, kills: Sequence[Kill], seconds: float) -> Table:
 def _commands(directory: Path) -> str:
     database = f"--database {shlex.quote(sqlite_url(directory / 'shop.db'))}"
     billing = f"--database {shlex.quote(sqlite_url(directory / 'billing.db'))}"
+    command = "pillarbox" if shutil.which("pillarbox") else f"{shlex.quote(sys.executable)} -m pillarbox"
     return "\n".join(
         [
             "",
             "Look around:",
-            f"  pillarbox status {database}",
-            f"  pillarbox events list {database}",
-            f"  pillarbox dead list {database}",
-            f"  pillarbox dead list {billing}",
+            f"  {command} status {database}",
+            f"  {command} events list {database}",
+            f"  {command} dead list {database}",
+            f"  {command} dead list --inbox {billing}",
             f"  {shlex.quote(sys.executable)} -m pillarbox.torture.checker {shlex.quote(str(directory))}",
         ]
     )
@@ -124,7 +135,6 @@ def _commands(directory: Path) -> str:
 @contextmanager
 def _directory(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
         yield keep.resolve()
         return
     with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as name:

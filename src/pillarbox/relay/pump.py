@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pillarbox.core.entry import Entry
 from pillarbox.core.message import Message, encode
 from pillarbox.core.pacing import Pacing
-from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, Verdict
+from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, Verdict, words_of
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement, Window
 from pillarbox.errors import BrokerUnavailable, EncodeError, PublishError, PublishRejected, StoreUnavailable
@@ -133,7 +133,7 @@ class Pump:
             try:
                 messages.append(encode(entry, ticket, topics[entry.topic].format))
             except EncodeError as error:
-                self._unsendable.append((ticket, self._failure(ticket, PublishRejected(str(error)))))
+                self._unsendable.append((ticket, self._failure(ticket, PublishRejected(words_of(error)))))
                 held.add(topics.line_of(entry))
         return messages
 
@@ -199,7 +199,7 @@ class Pump:
                 await self._source.settle(settlements)
                 break
             except StoreUnavailable as error:
-                self._hooks.reach(Moment.STORE_AWAY, error=str(error), unsettled=len(settlements))
+                self._hooks.reach(Moment.STORE_AWAY, error=words_of(error), unsettled=len(settlements))
                 await asyncio.sleep(patience.quiet())
                 self._fence()
         self._hooks.reach(Moment.SETTLED, count=len(settlements))

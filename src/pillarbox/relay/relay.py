@@ -99,7 +99,7 @@ class Relay(Daemon):
     async def _take(self, store: Store, lease: Lease, once: bool) -> bool:
         """Wait until we hold lanes; False if we are stopped before."""
         loop = asyncio.get_running_loop()
-        patience = loop.time() + lease.lasts + 1
+        patience, waits = loop.time() + lease.lasts + 1, False
         while not self.stopping:
             asked_at = loop.time()
             try:
@@ -107,6 +107,9 @@ class Relay(Daemon):
                     lease.starts(asked_at)
                     self._hooks.reach(Moment.LANES_TAKEN, lanes=len(lanes))
                     return True
+                if not waits:
+                    self._hooks.reach(Moment.LANES_AWAITED)
+                waits = True
                 if once and loop.time() > patience:
                     raise StoreUnavailable("another relay is at work on this outbox, so there is nothing to do here")
             except StoreUnavailable as error:

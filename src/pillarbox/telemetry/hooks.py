@@ -35,11 +35,13 @@ class Moment(StrEnum):
     BROKER_BACK = "broker back"
     STORE_AWAY = "store away"
     STORE_BACK = "store back"
+    LANES_AWAITED = "lanes awaited"
     LANES_LOST = "lanes lost"
     EVENT_DEAD = "event dead"
     EVENT_RETRYING = "event retrying"
     HANDLER_SLOW = "handler slow"
     HANDLER_RETURNED = "handler returned"
+    HANDLER_COMMITTED = "handler committed"
 
 
 TOLD = frozenset(
@@ -48,11 +50,13 @@ TOLD = frozenset(
         Moment.BROKER_BACK,
         Moment.STORE_AWAY,
         Moment.STORE_BACK,
+        Moment.LANES_AWAITED,
         Moment.LANES_LOST,
         Moment.EVENT_DEAD,
         Moment.EVENT_RETRYING,
         Moment.HANDLER_SLOW,
         Moment.HANDLER_RETURNED,
+        Moment.HANDLER_COMMITTED,
     )
 )
 """Moments at which nothing is decided."""

@@ -36,6 +36,7 @@ Sentence = Callable[[Facts], str]
 _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.LANES_TAKEN: (logging.INFO, lambda f: f"holds {f.get('lanes')} lanes and relays"),
     Moment.LANES_RELEASED: (logging.INFO, lambda f: "gave its lanes back"),
+    Moment.LANES_AWAITED: (logging.INFO, lambda f: "another relay is at work; stands by to take over"),
     Moment.LANES_LOST: (logging.WARNING, lambda f: f"lost its lanes and starts over: {f.get('error')}"),
     Moment.BROKER_AWAY: (logging.WARNING, lambda f: f"the broker is away; nothing is lost: {f.get('error')}"),
     Moment.BROKER_BACK: (logging.INFO, lambda f: f"the broker is back after {_seconds(f.get('away', 0))}"),
@@ -54,6 +55,13 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
         logging.WARNING,
         lambda f: (
             f"{f.get('handler')} returned {f.get('value')}, which nobody uses; raise Reject or RetryLater to refuse"
+        ),
+    ),
+    Moment.HANDLER_COMMITTED: (
+        logging.WARNING,
+        lambda f: (
+            f"{f.get('handler')} committed by itself: if it fails after that, what it did up to there stands and it is"
+            " not tried again; remove the commit: the inbox commits"
         ),
     ),
 }

@@ -4,6 +4,7 @@ Everything is read through the transaction that the test gives: a sqlite3 connec
 Connection (`await session.run_sync(outbox.drain)` for the async ones). Nothing is committed, no relay runs.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from pillarbox.core.entry import Entry
 from pillarbox.core.event import Event
 from pillarbox.core.insert import EPOCH, check_identifier
 from pillarbox.core.message import Delivery, Message, decode, encode
+from pillarbox.core.payload import to_json
 from pillarbox.inbox.inbox import Handlers
 
 _COLUMNS = (
@@ -23,9 +25,13 @@ _COLUMNS = (
 class Inbox(Protocol):
     """The part of a door's inbox that `drain` needs."""
 
-    handlers: Handlers
+    @property
+    def handlers(self) -> Handlers: ...
 
-    def first_time(self, transaction: Any, message_id: str, /) -> bool: ...
+    @property
+    def is_async(self) -> bool: ...
+
+    def first_time(self, transaction: Any, message_id: str, /) -> Any: ...
 
 
 class AddedEvents:
@@ -37,13 +43,17 @@ class AddedEvents:
 
     def events(self, transaction: Any) -> list[Event[Any]]:
         """List everything in the outbox that this transaction sees, in order."""
-        return [_event(encode(entry, 0)) for entry in self._entries(transaction, after=0)]
+        return [_event(entry) for entry in self._entries(transaction, after=0)]
 
     def drain(self, transaction: Any, *inboxes: Inbox) -> list[Message]:
         """Give the messages of what was added since the last drain; hand each to the inboxes that handle its type.
 
-        Handlers run at once, in this transaction, each event once; what they add themselves is drained too.
+        Plain handlers run at once, in this transaction, each event once; what they add themselves is drained too.
+        A delayed event is handed out like the others: its time is in `events`.
         """
+        for inbox in inboxes:
+            if inbox.is_async:
+                raise TypeError("drain calls plain handlers: give it an Inbox with plain functions, not an AsyncInbox")
         drained: list[Message] = []
         while entries := self._entries(transaction, after=self._drained):
             self._drained = entries[-1].position
@@ -57,8 +67,13 @@ class AddedEvents:
     def assert_added(
         self, transaction: Any, type: str, payload: object = ..., *, aggregate: tuple[str, Any] | None = None
     ) -> Event[Any]:
-        """Assert that exactly one event of this type (and payload, and aggregate) was added; give it."""
+        """Assert that exactly one event of this type (and payload, and aggregate) was added; give it.
+
+        A model as `payload` is compared as the JSON that it becomes.
+        """
         wanted = None if aggregate is None else (aggregate[0], str(aggregate[1]))
+        if payload is not ... and not isinstance(payload, bytes):
+            payload = json.loads(to_json(payload))
         events = self.events(transaction)
         found = [
             event
@@ -101,8 +116,10 @@ def _instant(stored: int | None) -> datetime | None:
     return None if stored is None else EPOCH + timedelta(microseconds=stored)
 
 
-def _event(message: Message) -> Event[Any]:
-    return decode(Delivery(message))
+def _event(entry: Entry) -> Event[Any]:
+    event = decode(Delivery(encode(entry, 0)))
+    object.__setattr__(event, "available_at", entry.available_at)  # which does not go over the wire
+    return event
 
 
 def _handle(transaction: Any, inbox: Inbox, message: Message) -> None:
