@@ -19,7 +19,7 @@ from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Handlers, message_key
 from pillarbox.inbox.programs import Texts
 from pillarbox.inbox.statements import sqlite_texts
-from pillarbox.inbox.steps import Call, Program, drive
+from pillarbox.inbox.steps import Call, Program, call_sync, drive
 
 R = TypeVar("R")
 M = TypeVar("M")
@@ -102,7 +102,7 @@ class Inbox:
 
         def call(step: Call) -> object:
             with _outages(connection):
-                return step.handler(connection, step.event)
+                return call_sync(step, connection)
 
         try:
             with _failures(connection):

@@ -25,6 +25,8 @@ HandlerSignal  (not an error: what a handler may raise)
 
 from datetime import timedelta
 
+LONGEST_DELAY = timedelta(days=365)
+
 
 class PillarboxError(Exception):
     """Everything that Pillarbox raises on purpose."""
@@ -119,11 +121,14 @@ class HandlerSignal(Exception):
 
 
 class RetryLater(HandlerSignal):
-    """Try this event again after `delay` (a timedelta or seconds); counted as an attempt."""
+    """Try this event again after `delay` (a timedelta or seconds, a year at most); counted as an attempt."""
 
     def __init__(self, delay: timedelta | float, reason: str = "the handler asked to try later") -> None:
         super().__init__(reason)
-        self.delay = delay if isinstance(delay, timedelta) else timedelta(seconds=delay)
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if seconds != seconds:
+            raise ValueError(f"RetryLater: {delay} is no number of seconds")
+        self.delay = timedelta(seconds=min(max(seconds, 0), LONGEST_DELAY.total_seconds()))
 
 
 class Reject(HandlerSignal):

@@ -167,6 +167,16 @@ class RelaySeen:
 
 
 @dataclass(frozen=True, slots=True)
+class FullLot:
+    """So many stand in lines that the log is read no further: how many, and the head of the longest line."""
+
+    standing: int
+    head: Record
+    behind: int
+    """How many wait behind that head."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """The state of an outbox at a glance. Counts are exact up to 10,000; beyond, `pending_exact` is False."""
 
@@ -185,6 +195,9 @@ class Stats:
     pending_by_topic: dict[str, int] = field(default_factory=dict)
     """Of the first 10,000 pending ones."""
     inbox_dead: int = 0
+    stopped: str | None = None
+    """Why the log cannot be read on, with the cure; None if it can."""
+    full: FullLot | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar, overload
 from uuid import UUID
+from weakref import WeakSet
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import OnDuplicate, Place, Rows, Statement, insertion
@@ -17,7 +18,7 @@ from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Handlers, message_key
 from pillarbox.inbox.programs import Texts
 from pillarbox.inbox.statements import sqlite_texts
-from pillarbox.inbox.steps import Call, Program, call_async, drive, drive_async
+from pillarbox.inbox.steps import Call, Program, call_async, call_sync, drive, drive_async
 
 try:
     import sqlalchemy as sa
@@ -38,6 +39,10 @@ _CURE = "leave the engine's isolation_level alone, or begin with execution_optio
 _BEGIN = (
     "let the engine's connections begin with BEGIN IMMEDIATE (see 'Serializable isolation / Savepoints' in SQLAlchemy's"
     " page on SQLite), or write before you read"
+)
+_SAVEPOINTS = (
+    "write something before begin_nested(), or let the engine send BEGIN itself (see 'Serializable isolation /"
+    " Savepoints' in SQLAlchemy's page on SQLite)"
 )
 
 
@@ -213,6 +218,23 @@ class AsyncInbox:
             return result
 
 
+_TIMES = "BETWEEN -62135596800000000 AND 253402300799999999"
+_CHECKS = (
+    "id > 0",
+    "(payload IS NULL) <> (body IS NULL)",
+    "event_type <> '' AND topic <> ''",
+    "typeof(event_id) = 'text' AND typeof(aggregate_type) = 'text' AND typeof(aggregate_id) = 'text'",
+    "typeof(event_type) = 'text' AND typeof(topic) = 'text'",
+    "typeof(payload) IN ('text', 'null') AND typeof(body) IN ('blob', 'null')",
+    "typeof(content_type) IN ('text', 'null') AND typeof(headers) IN ('text', 'null')",
+    "typeof(idempotency_key) IN ('text', 'null')",
+    "typeof(number) IN ('integer', 'null') AND number >= 0",
+    f"typeof(available_at) IN ('integer', 'null') AND available_at {_TIMES}",
+    f"typeof(occurred_at) IN ('integer', 'null') AND occurred_at {_TIMES}",
+    "typeof(created_at) = 'integer' AND created_at BETWEEN 0 AND 253402300799999999",
+)
+
+
 def outbox_table(metadata: sa.MetaData, prefix: str = "pillarbox_") -> sa.Table:
     """Put the outbox on the application's own MetaData, so that its migrations (Alembic) know the table."""
     name = f"{prefix}outbox"
@@ -240,8 +262,7 @@ def outbox_table(metadata: sa.MetaData, prefix: str = "pillarbox_") -> sa.Table:
         sa.Column("available_at", sa.Integer),
         sa.Column("occurred_at", sa.Integer),
         sa.Column("created_at", sa.Integer, nullable=False, server_default=now),
-        sa.CheckConstraint("(payload IS NULL) <> (body IS NULL)"),
-        sa.CheckConstraint("event_type <> '' AND topic <> ''"),
+        *map(sa.CheckConstraint, _CHECKS),
         sa.Index(f"{name}_event", "event_id"),
         sa.Index(f"{name}_aggregate", "aggregate_type", "aggregate_id", "id"),
         sa.Index(f"{name}_topic", "topic", "id"),
@@ -299,6 +320,28 @@ def _check(connection: sa.Connection) -> None:
     if not connection.in_transaction():
         connection.begin()
     check_transaction(connection.connection.driver_connection, _CURE)
+    if connection.in_nested_transaction() and connection.get_transaction() in _bare:
+        raise NoTransaction(
+            "this savepoint was opened before the driver had begun a transaction, so its release commits, and no"
+            f" rollback takes the event back: {_SAVEPOINTS}"
+        )
+
+
+_bare: WeakSet[sa.RootTransaction] = WeakSet()
+"""Transactions in which pysqlite's legacy mode has sent a SAVEPOINT and no BEGIN before it."""
+
+
+@sa.event.listens_for(sa.Engine, "savepoint")
+def _note_savepoint(connection: sa.Connection, name: str) -> None:
+    """Notice a savepoint without a transaction around it: only now can it be told."""
+    transaction = connection.get_transaction()
+    if connection.dialect.name != "sqlite" or not isinstance(transaction, sa.RootTransaction):
+        return
+    driver: Any = connection.connection.driver_connection
+    if not driver.in_transaction:
+        _bare.add(transaction)
+    elif not connection.in_nested_transaction():
+        _bare.discard(transaction)
 
 
 def _run(connection: sa.Connection, statement: Statement) -> Rows:
@@ -312,6 +355,8 @@ def _run(connection: sa.Connection, statement: Statement) -> Rows:
 
 def _on(session: Session, statement: Statement) -> Rows:
     with _failures(session.get_bind().engine):
+        if not session.is_active:  # a flush of the handler failed: what it had begun is undone already
+            session.rollback()
         connection = session.connection()
         _check(connection)
         return _run(connection, statement)
@@ -319,7 +364,7 @@ def _on(session: Session, statement: Statement) -> Rows:
 
 def _call(session: Session, call: Call) -> object:
     with _outages():
-        value = call.handler(session, call.event)
+        value = call_sync(call, session)
         session.flush()  # so that what it left pending fails as the handler's own doing
         return value
 
@@ -329,7 +374,7 @@ async def _call_async(session: AsyncSession, call: Call) -> object:
         if call.is_async:
             value = await call_async(call, session)
         else:
-            value = await session.run_sync(call.handler, call.event)
+            value = await session.run_sync(lambda sync: call_sync(call, sync))
         await session.flush()
         return value
 

@@ -108,8 +108,15 @@ class Consumer(consumers.Consumer):
 
 def open_admin(settings: Settings) -> Admin:
     """Make the admin service for the outbox that the settings name; `async with` opens it."""
-    who, clock = f"{getuser()}@{socket.gethostname()}", SystemClock()
+    who, clock = f"{_user()}@{socket.gethostname()}", SystemClock()
     return Admin(_store(settings, who, clock, Hooks())(), who, clock)
+
+
+def _user() -> str:
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
 
 
 def _settled(

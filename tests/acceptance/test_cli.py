@@ -43,6 +43,7 @@ RECORD_KEYS = {
     "consumer",
     "payload",
     "body_base64",
+    "traceback",
 }
 
 
@@ -88,7 +89,7 @@ def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, lin
         ),
         (
             "status --database shop.db",
-            "database: 'shop.db' is not a URL: write for example sqlite:///shop.db",
+            "database: what was given is not a URL: write for example sqlite:///shop.db",
         ),
         (
             "status --database sqlite://shop.db",
@@ -140,6 +141,19 @@ def test_a_mistake_is_one_line_and_code_1(shop: "Shop", command: str, line: str)
         ("events list --aggregate order", "'order' is not TYPE:ID, such as order:7"),
         ("events list --since yesterday", "'yesterday' is neither a time"),
         ("events list --limit 0", "Invalid value for '--limit'"),
+        ("events list --limit 99999999999999999999", "Invalid value for '--limit'"),
+        ("events tail --last 99999999999999999999", "Invalid value for '--last'"),
+        ("events list --since '9999999 days'", "'9999999 days' is before the year 1 or after 9999"),
+        ("events list --since 0001-01-01T00:00+14:00", "is before the year 1 or after 9999"),
+        ("config show --set postgresql://me:hunter2@host/db", "what was given is not KEY=VALUE"),
+        ("events list --topic a\udcff", "the argument 'a\\udcff' is not UTF-8"),
+        ("pause \udcff", "the argument '\\udcff' is not UTF-8"),
+        ("status --database sqlite:///\udcff.db", "is not UTF-8"),
+        ("pause ''", "a topic's name cannot be empty"),
+        (f"pause {'a' * 256}", "a topic's name has at most 255 characters, this one has 256"),
+        (f"consume a:b --topic {'a' * 256}", "a topic's name has at most 255 characters, this one has 256"),
+        ("consume .:x --topic a", "'.:x' is not MODULE:INBOX, such as shop.billing:inbox"),
+        ("demo --keep /dev/null/x", "/dev/null/x cannot be used: Not a directory"),
         ("events list --consumer billing", "only the inbox has consumers: add --inbox"),
         ("dead drop", "name events by their ids, narrow them down, or say --all"),
         ("dead retry", "name events by their ids, narrow them down, or say --all"),
@@ -151,6 +165,7 @@ def test_wrong_usage_is_code_2(shop: "Shop", command: str, words: str) -> None:
     done = shop.type(f"pillarbox {command}", code=2)
     assert done.stdout == ""
     assert words in done.stderr
+    assert "hunter2" not in done.stderr
 
 
 def test_a_database_that_is_none_is_refused_by_every_command(shop: "Shop") -> None:
@@ -172,6 +187,107 @@ def test_debug_shows_where_an_error_arose(shop: "Shop") -> None:
         assert done.returncode == 1
         assert "Traceback" in done.stderr
         assert "pillarbox.errors.ConfigError: database: is not set" in done.stderr
+
+
+def test_debug_may_be_off_in_the_environment(shop: "Shop") -> None:
+    assert shop.type("pillarbox status", code=1, PILLARBOX_DEBUG="0").stderr.startswith("pillarbox: database: is not")
+
+
+UNEXPECTED = """
+import sys
+from pillarbox.cli import app
+@app.app.command("stumble")
+def stumble(): raise KeyError("redis://:hunter2@host")
+sys.argv[1:] = {arguments}
+app.run()
+"""
+
+
+def test_an_error_that_nobody_expected_is_one_line_unless_debug_is_on(shop: "Shop") -> None:
+    for arguments, starts in ((["stumble"], "pillarbox: unexpected KeyError: "), (["--debug", "stumble"], "Traceback")):
+        code = UNEXPECTED.format(arguments=arguments)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=shop.environment, capture_output=True, text=True, cwd=shop.directory
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(starts)
+    done = subprocess.run(
+        [sys.executable, "-c", UNEXPECTED.format(arguments=["stumble"])],
+        env=shop.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.endswith("; run again with --debug and report it\n")
+    assert "hunter2" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("status >&-", 1, "pillarbox: the output cannot be written: not writable\n"),
+        ("status 2>&-", 3, ""),
+        ("status >&- 2>&-", 1, ""),
+        ("events list --json >&-", 1, "pillarbox: the output cannot be written: not writable\n"),
+        ("relay once --broker stdout: >&-", 1, "nothing is lost"),
+        pytest.param(
+            "status > /dev/full",
+            1,
+            "pillarbox: the output cannot be written: No space left on device\n",
+            marks=pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a full device"),
+        ),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_one_line(configured: "Shop", line: str, code: int, said: str) -> None:
+    configured.placed()
+    done = _in_a_shell(configured, line)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    assert said in done.stderr
+    assert configured.json("pillarbox events list --json")[0]["status"] == "pending"
+
+
+@pytest.mark.parametrize("line", ["events list", "events list --json", "events tail --last 300", "config show"])
+def test_a_reader_that_goes_away_ends_a_command_quietly(configured: "Shop", line: str) -> None:
+    configured.add(*(Event("OrderPlaced", {"text": "x" * 1000}) for _ in range(300)))
+    done = _in_a_shell(configured, f"{line} | head -c 1")
+    assert (len(done.stdout), done.stderr) == (1, "")
+
+
+def test_the_relay_ends_when_nobody_reads_its_output(configured: "Shop") -> None:
+    configured.add(*(Event("OrderPlaced", {"text": "x" * 1000}) for _ in range(300)))
+    done = _in_a_shell(configured, "relay run --set relay.batch=10 --broker stdout: | head -c 1; echo ${PIPESTATUS[0]}")
+    assert done.stdout[1:] == "1\n"
+    assert "pillarbox: stopped, because nobody reads its output any more: " in done.stderr.splitlines()[-1]
+
+
+def _in_a_shell(shop: "Shop", line: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m pillarbox {line}"],
+        cwd=shop.directory,
+        env=shop.environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_an_encoding_that_lacks_letters_gets_backslashes_and_json_stays_json(configured: "Shop") -> None:
+    configured.add(Event("Grüße", {"text": "ü"}))
+    assert "Gr\\xfc\\xdfe" in configured.type("pillarbox events list", PYTHONIOENCODING="ascii").stdout
+    listed = configured.type("pillarbox events list --json", PYTHONIOENCODING="ascii").stdout
+    assert json.loads(listed)[0]["type"] == "Grüße"
+
+
+def test_ctrl_c_while_it_starts_is_code_130_and_no_traceback() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from pillarbox.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
@@ -200,6 +316,16 @@ def test_init_writes_over_a_file_only_by_force(shop: "Shop") -> None:
     assert path.read_text() == "# mine"
     shop.type("pillarbox init --force")
     assert "[relay]" in path.read_text()
+
+
+def test_a_file_with_a_password_is_private(shop: "Shop") -> None:
+    path = shop.directory / "pillarbox.toml"
+    path.write_text("# everybody may read this")
+    path.chmod(0o644)
+    for flags in ("--force", "--config other.toml"):
+        done = shop.type(f"pillarbox init {flags} --database postgresql://me:hunter2@host/db")
+        assert "hunter2" not in done.stdout + done.stderr
+    assert [(shop.directory / name).stat().st_mode & 0o777 for name in ("pillarbox.toml", "other.toml")] == [0o600] * 2
 
 
 def test_config_show_says_where_each_value_came_from_and_hides_secrets(shop: "Shop") -> None:

@@ -61,6 +61,21 @@ def test_the_handlers_of_a_module_in_the_current_directory_run(billing: "Shop", 
         until(lambda: sorted(invoices(billing)) == [7, 8])
 
 
+def test_once_consumes_until_nothing_is_left(billing: "Shop") -> None:
+    billing.placed(7)
+    billing.placed(8)
+    relay(billing)
+    assert billing.type(f"{CONSUME} --once").stderr == "handled 2 events\n"
+    assert sorted(invoices(billing)) == [7, 8]
+    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0}
+
+
+def test_a_module_that_cannot_be_imported_is_one_line(billing: "Shop") -> None:
+    (billing.directory / "billing.py").write_text("1 / 0")
+    line = "billing:inbox: its module cannot be imported: ZeroDivisionError: division by zero; --debug shows where"
+    assert billing.type(CONSUME, code=1).stderr == f"pillarbox: {line}\n"
+
+
 def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", until: Until) -> None:
     id = billing.placed(13)
     relay(billing)

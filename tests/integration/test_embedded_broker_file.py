@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pillarbox.brokers.sqlite import SqlitePublisher, SqliteSubscriber
+from pillarbox.brokers.sqlite import member as group_member
 from pillarbox.brokers.sqlite.file import connect
 from pillarbox.brokers.sqlite.retention import prune
 from pillarbox.core.message import Message
@@ -305,3 +306,29 @@ async def test_the_file_can_be_read_with_plain_sql(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         row = connection.execute("SELECT topic, key, headers, json_extract(body, '$.total') FROM messages").fetchone()
     assert (*row[:2], json.loads(row[2]), row[3]) == ("orders", "7", {"id": "1", "name": "Grüße"}, 42)
+
+
+async def test_a_subscriber_reads_so_many_bytes_at_a_time_and_misses_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_member, "MOST_BYTES", 10_000)
+    messages = [Message("orders", f"{n % 40}", {"id": str(n)}, b"x" * 3000, ticket=n) for n in range(100)]
+    await publish(path, messages)
+    subscriber = subscriber_of(path)
+    got: list[int] = []
+    while len(got) < 100:
+        deliveries = await subscriber.deliveries(1000, 5)
+        assert 0 < len(deliveries) <= 4
+        got += [int(delivery.message.headers["id"]) for delivery in deliveries]
+    assert sorted(got) == list(range(100))
+    for key in range(40):
+        assert [n for n in got if n % 40 == key] == [n for n in range(100) if n % 40 == key]
+    await subscriber.close()
+
+
+async def test_a_message_that_is_larger_than_that_is_read_alone(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_member, "MOST_BYTES", 100)
+    await publish(path, [Message("orders", "k", {"id": str(n)}, b"x" * 3000, ticket=n) for n in range(2)])
+    subscriber = subscriber_of(path)
+    assert [len(await subscriber.deliveries(1000, 5)) for _ in range(2)] == [1, 1]
+    await subscriber.close()

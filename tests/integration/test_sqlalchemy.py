@@ -214,7 +214,7 @@ def described(path: str) -> dict[str, Any]:
         "columns": columns,
         "indexes": indexes,
         "autoincrement": "AUTOINCREMENT" in sql,
-        "checks": sql.count("CHECK"),
+        "checks": sorted(line.strip(" \t,") for line in sql.splitlines() if "CHECK (" in line),
     }
 
 
@@ -270,3 +270,75 @@ except MissingExtra as missing:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert "pip install 'pillarbox[sqlalchemy]'" in done.stdout, done.stderr
+
+
+def begin_ourselves(engine: Engine) -> None:
+    """Do what SQLAlchemy's page on SQLite recommends for savepoints."""
+
+    @event.listens_for(engine, "connect")
+    def leave_begin_to_us(connection: Any, record: object) -> None:
+        connection.isolation_level = None
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def test_a_savepoint_that_would_commit_is_refused(engine: Engine, file: SqliteFile) -> None:
+    with Session(engine) as session:
+        with session.begin_nested(), pytest.raises(NoTransaction, match=r"write something before begin_nested\(\)"):
+            outbox.add(session, PING)
+        with session.begin_nested(), session.begin_nested(), pytest.raises(NoTransaction):
+            outbox.add(session, PING)
+        session.rollback()
+    assert file.rows("outbox") == []
+
+
+def test_after_such_a_savepoint_the_transaction_is_as_any_other(engine: Engine, file: SqliteFile) -> None:
+    with Session(engine) as session:
+        with session.begin_nested():
+            session.execute(text("SELECT 1"))
+        outbox.add(session, PING)
+        with session.begin_nested():
+            outbox.add(session, PING)
+        session.rollback()
+        assert file.rows("outbox") == []
+        outbox.add(session, PING)
+        with session.begin_nested():
+            outbox.add(session, PING)
+        session.commit()
+    assert len(file.rows("outbox")) == 2
+
+
+def test_where_the_engine_begins_a_savepoint_may_come_first(engine: Engine, file: SqliteFile) -> None:
+    begin_ourselves(engine)
+    engine.dispose()
+    for end, rows in (Session.rollback, 0), (Session.commit, 1):
+        with Session(engine) as session:
+            with session.begin_nested():
+                outbox.add(session, PING)
+            end(session)
+        assert len(file.rows("outbox")) == rows
+
+
+async def test_an_async_savepoint_that_would_commit_is_refused(file: SqliteFile) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{file.path}")
+    async with AsyncSession(engine) as session:
+        async with session.begin_nested():
+            with pytest.raises(NoTransaction, match="its release commits"):
+                await async_outbox.add(session, PING)
+        await session.rollback()
+    assert file.rows("outbox") == []
+    await engine.dispose()
+
+
+async def test_where_an_async_engine_begins_a_savepoint_may_come_first(file: SqliteFile) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{file.path}")
+    begin_ourselves(engine.sync_engine)
+    for end, rows in (AsyncSession.rollback, 0), (AsyncSession.commit, 1):
+        async with AsyncSession(engine) as session:
+            async with session.begin_nested():
+                await async_outbox.add(session, PING)
+            await end(session)
+        assert len(file.rows("outbox")) == rows
+    await engine.dispose()

@@ -188,3 +188,16 @@ async def test_a_full_parking_lot_stops_the_log_until_somebody_looks(
     assert await read(store) == []
     await store.drop(Query(status=("dead",)))
     assert names(await read(store)) == ["D"]
+
+
+async def test_a_full_parking_lot_names_its_longest_line(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pillarbox.stores.sqlite.parking.ROOM", 3)
+    store = await shop.holder()
+    shop.add("A", aggregate="1")
+    shop.add("B", "C", aggregate="2")
+    await settle(store, await store.entries(2), Dead("refused"))
+    assert (await store.stats()).full is None
+    await settle(store, await read(store), Dead("refused"))
+    full = (await store.stats()).full
+    assert full is not None
+    assert (full.standing, full.head.type, full.behind) == (3, "B", 1)

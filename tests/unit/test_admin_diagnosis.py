@@ -7,7 +7,7 @@ import pytest
 
 from pillarbox.admin.diagnosis import Finding, diagnose
 from pillarbox.errors import StoreUnavailable
-from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, Stats
+from pillarbox.ports import Away, FullLot, Pause, Record, RelaySeen, SchemaStatus, Stats
 from pillarbox.settings import Settings
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -207,10 +207,11 @@ def test_retries_that_block_nobody_are_a_note() -> None:
     assert note.commands == ("pillarbox events list --status retrying --database sqlite:///shop.db",)
 
 
-def test_dead_events_of_the_inbox_are_a_note() -> None:
-    note = found(replace(QUIET, inbox_dead=1))[1]
-    assert note.line == "1 received event is dead: the handler gave up"
-    assert note.commands == ("pillarbox dead list --inbox --database sqlite:///shop.db",)
+def test_a_dead_event_of_the_inbox_is_a_problem() -> None:
+    problem = found(replace(QUIET, inbox_dead=1))[0]
+    assert problem.severity == "problem"
+    assert problem.line == "1 received event is dead: the handler gave up, and its aggregate waits"
+    assert problem.commands == ("pillarbox dead list --inbox --database sqlite:///shop.db",)
 
 
 def test_an_event_that_waits_too_long_without_a_reason_is_a_problem() -> None:
@@ -254,3 +255,23 @@ def test_several_reasons_come_together_the_most_fundamental_first() -> None:
         QUIET, relays=(), pauses=(pause,), heads=(HEAD,), dead=1, pending=2, pending_by_topic={"order-events": 2}
     )
     assert [finding.kind for finding in found(stats)] == ["no relay", "paused", "blocked"]
+
+
+def test_a_log_that_cannot_be_read_on_is_never_well() -> None:
+    assert found(replace(QUIET, stopped="the ids have begun again")) == [
+        Finding("problem", "log stopped", "the ids have begun again")
+    ]
+
+
+def test_a_full_parking_lot_names_its_longest_line_and_both_cures() -> None:
+    [full] = found(replace(QUIET, full=FullLot(standing=10_003, head=HEAD, behind=9_998)))
+    assert full.severity == "problem"
+    assert full.line == (
+        "the parking lot is full: 10,003 events are standing in lines, so the log is read no further; the longest line"
+        " is order 7 in order-events, where 9,998 events are waiting behind OrderPlaced"
+        " 0198c0de-0000-7000-8000-000000000007, dead: message too large"
+    )
+    assert full.commands == tuple(
+        f"pillarbox dead {verb} 0198c0de-0000-7000-8000-000000000007 --database sqlite:///shop.db"
+        for verb in ("retry", "drop")
+    )

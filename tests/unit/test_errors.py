@@ -64,3 +64,15 @@ def test_a_handler_may_reject_with_a_reason() -> None:
 
 def test_what_a_handler_may_raise_is_no_error_of_ours() -> None:
     assert not issubclass(HandlerSignal, PillarboxError)
+
+
+@pytest.mark.parametrize(
+    ("delay", "days"), [(timedelta.max, 365), (1e12, 365), (float("inf"), 365), (-5, 0), (timedelta.min, 0)], ids=repr
+)
+def test_later_is_between_now_and_a_year(delay: timedelta | float, days: int) -> None:
+    assert RetryLater(delay).delay == timedelta(days=days)
+
+
+def test_later_must_be_a_number() -> None:
+    with pytest.raises(ValueError, match="nan is no number of seconds"):
+        RetryLater(float("nan"))

@@ -173,3 +173,37 @@ async def test_closing_answers_what_is_under_way() -> None:
     await asyncio.sleep(0)
     await publisher.close()
     assert errors(await answers(publisher, 1)) == {1: BrokerUnavailable}
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+ODD = [StopIteration(5), GeneratorExit(), SystemExit(3), KeyboardInterrupt(), Wordless(), ValueError("half \ud800")]
+
+
+@pytest.mark.parametrize("error", ODD, ids=lambda error: type(error).__name__)
+async def test_whatever_a_sync_function_raises_is_a_counted_failure(error: BaseException) -> None:
+    def publish(messages: list[Message]) -> None:
+        raise error
+
+    await counted(publish, type(error).__name__)
+
+
+@pytest.mark.parametrize("error", [GeneratorExit(), SystemExit(3), Wordless()], ids=lambda error: type(error).__name__)
+async def test_whatever_an_async_function_raises_is_a_counted_failure(error: BaseException) -> None:
+    async def publish(messages: list[Message]) -> None:
+        raise error
+
+    await counted(publish, type(error).__name__)
+
+
+async def counted(publish: Callable[[list[Message]], Any], name: str) -> None:
+    publisher = publisher_of(publish, 2)
+    publisher.send(batch("a"))
+    publisher.send(batch("b", first=2))
+    outcomes = await answers(publisher, 2)
+    assert errors(outcomes) == {1: PublishError, 2: PublishError}
+    assert f"raised {name}: " in str(outcomes[0].error)
+    await publisher.close()

@@ -149,8 +149,8 @@ def test_the_line_follows_the_topics_order(order: Any, aggregate: bool, line: An
     assert received.line == line
 
 
-def test_a_first_delivery_costs_two_statements() -> None:
-    """The inbox row, and the look that it is still there; nothing of the parking lot, nothing that counts."""
+def test_a_first_delivery_costs_three_statements() -> None:
+    """The inbox row, and a mark around the handler; nothing of the parking lot, nothing that counts."""
     chosen = handlers()
     chosen.register("Ping", plain, None, False)
     texts = programs.Texts("billing", sqlite_texts("pillarbox_"))
@@ -164,7 +164,7 @@ def test_a_first_delivery_costs_two_statements() -> None:
 
     program = programs.receive(texts, received, chosen, datetime.now(UTC), lambda _: None, lambda *_: None)
     assert drive(program, run, lambda call: None) is programs.Reception.HANDLED
-    assert statements == [texts.sql["receive"], texts.sql["still_there"]]
+    assert statements == [texts.sql["receive"], texts.sql["mark"], texts.sql["unmark"]]
 
 
 def test_the_prefix_is_in_every_statement() -> None:

@@ -362,3 +362,13 @@ def test_no_message_raises_anything_but_a_decode_error(headers: dict[str, str], 
 
 def test_an_instant_is_written_with_a_z() -> None:
     assert instant(WHEN) == "2026-03-04T05:06:07.000089Z"
+
+
+@pytest.mark.parametrize("headers", ['{"a": "\\ud800"}', '{"\\udfff": "a"}', '{"a": "\udcff"}'])
+def test_headers_with_half_a_character_cannot_be_encoded(headers: str) -> None:
+    with pytest.raises(EncodeError, match="lone surrogate"):
+        encode(order(headers=headers), 1)
+
+
+def test_headers_with_a_whole_character_in_two_escapes_can() -> None:
+    assert encode(order(headers='{"a": "\\ud83d\\ude00"}'), 1).headers["a"] == "\U0001f600"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched
+from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, words_of
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -78,3 +78,34 @@ def test_an_event_is_tried_once_and_then_as_often_as_there_are_retries(
     assert isinstance(verdict, RetryAt) == (attempts < retries)
     if isinstance(verdict, RetryAt):
         assert verdict.at > NOW
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("plain"), "plain"),
+        (ValueError(), "ValueError"),
+        (Wordless(), "Wordless"),
+        (ValueError("half \ud800"), "half \\ud800"),
+        (ValueError("a\0b"), "a\\x00b"),
+        (ValueError("x" * 50_000), "x" * 10_000),
+    ],
+    ids=["plain", "empty", "broken", "surrogate", "NUL", "long"],
+)
+def test_the_words_of_an_error_can_be_kept_anywhere(error: Exception, words: str) -> None:
+    assert words_of(error) == words
+
+
+@given(st.text(st.characters()))
+def test_the_words_of_any_error_are_text_in_utf_8_without_nul(text: str) -> None:
+    assert "\0" not in words_of(ValueError(text)).encode().decode()
+
+
+def test_a_verdict_carries_such_words() -> None:
+    verdict = POLICY.judge(PublishRejected("half \ud800"), 0, NOW, 0.5)
+    assert verdict == Dead("half \\ud800")

@@ -148,7 +148,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ),
         (
             '[relay]\nbatch = "many"',
-            "relay.batch (pillarbox.toml): expected a whole number, found 'many'",
+            "relay.batch (pillarbox.toml): expected a whole number, found text",
         ),
         (
             "[relay]\nbatch = 1.5",
@@ -164,12 +164,12 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ),
         (
             '[relay]\nlease = "15 fortnights"',
-            "relay.lease (pillarbox.toml): '15 fortnights' is not a duration: write a number and one of"
+            "relay.lease (pillarbox.toml): not a duration: write a number and one of"
             ' ms, s, min, h, day, days, such as "15 s"',
         ),
         (
             '[relay]\nlease = "none"',
-            "relay.lease (pillarbox.toml): 'none' is not a duration: write a number and one of"
+            "relay.lease (pillarbox.toml): not a duration: write a number and one of"
             ' ms, s, min, h, day, days, such as "15 s"',
         ),
         (
@@ -182,11 +182,39 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ),
         (
             '[inbox]\nmode = "later"',
-            "inbox.mode (pillarbox.toml): 'later' is none of handle, store",
+            "inbox.mode (pillarbox.toml): expected one of handle, store",
         ),
         (
             "[relay]\nbatch = 0",
             "relay.batch: 0 is below 1 (pillarbox.toml)",
+        ),
+        (
+            "[relay]\nbatch = 100_001",
+            "relay.batch: 100001 is above 100,000 (pillarbox.toml)",
+        ),
+        (
+            "[relay]\nretries = 1_001",
+            "relay.retries: 1001 is above 1,000 (pillarbox.toml)",
+        ),
+        (
+            "[inbox]\nconcurrency = 1_001",
+            "inbox.concurrency: 1001 is above 1,000 (pillarbox.toml)",
+        ),
+        (
+            '[relay]\nlease = "36501 days"',
+            "relay.lease: 36501 days is above 36,500 days (pillarbox.toml)",
+        ),
+        (
+            '[retention]\npublished = "1000000 days"',
+            "retention.published: 1000000 days is above 36,500 days (pillarbox.toml)",
+        ),
+        (
+            '[health]\ncanary = "36501 days"',
+            "health.canary: 36501 days is above 36,500 days (pillarbox.toml)",
+        ),
+        (
+            'database = ["postgresql://me:hunter2@host/db"]',
+            "database (pillarbox.toml): expected text, found list",
         ),
         (
             '[relay]\nlease = "10 s"',
@@ -207,7 +235,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ),
         (
             '[outbox]\nprefix = "a-b"',
-            "outbox.prefix: 'a-b' must be letters, digits and underscores, at most 40 (pillarbox.toml)",
+            "outbox.prefix: the name must be letters, digits and underscores, at most 40 (pillarbox.toml)",
         ),
     ],
 )

@@ -140,3 +140,13 @@ async def _owners() -> list[str]:
 
 def test_the_clock_is_aware_and_in_utc() -> None:
     assert SystemClock().now().utcoffset() is not None
+
+
+async def test_a_user_without_a_name_is_named_by_number(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    async with open_admin(Settings(database=DATABASE)) as admin:
+        await admin.pause("order-events", "stock-taking")
+        (pause,) = (await admin.stats()).pauses
+    assert pause.who.startswith(f"uid {os.getuid()}@")

@@ -26,6 +26,8 @@ Kind = Literal[
     "dead",
     "inbox dead",
     "old",
+    "log stopped",
+    "parking lot full",
 ]
 
 
@@ -51,6 +53,7 @@ def diagnose(
     if stats is None or schema.version != schema.needed:
         return [_tables(schema, settings)]
     found = [
+        *_stopped(stats, settings),
         *_relays(stats, now, settings),
         *_broker(stats.relays, now),
         *(_pause(pause, stats, now, settings) for pause in stats.pauses),
@@ -76,6 +79,28 @@ def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
         else f"there are no Pillarbox tables in {where}"
     )
     return Finding("problem", "tables", line, (_command("migrate up", settings),))
+
+
+def _stopped(stats: Stats, settings: Settings) -> Iterator[Finding]:
+    """Name what keeps even the best relay from reading the log."""
+    if stats.stopped is not None:
+        yield Finding("problem", "log stopped", stats.stopped)
+    if stats.full is not None:
+        head, behind = stats.full.head, stats.full.behind
+        line = (
+            f"the parking lot is full: {_count(stats.full.standing, 'event')} standing in lines, so the log is read no"
+            f" further; the longest line is {_line_of(head)}, where {_count(behind, 'event')} waiting behind"
+            f" {head.type} {head.event_id}, {head.status}: {head.last_error}"
+        )
+        yield Finding("problem", "parking lot full", line, _mend(head, settings))
+
+
+def _mend(head: Record, settings: Settings) -> tuple[str, ...]:
+    return tuple(_command(f"dead {verb} {head.event_id}", settings) for verb in ("retry", "drop"))
+
+
+def _line_of(head: Record) -> str:
+    return f"{' '.join(head.aggregate)} in {head.topic}" if head.aggregate else f"topic {head.topic}"
 
 
 def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding]:
@@ -117,11 +142,10 @@ def _pause(pause: Pause, stats: Stats, now: datetime, settings: Settings) -> Fin
 
 def _head(head: Record, now: datetime, settings: Settings) -> Finding:
     event = f"{head.type} {head.event_id}"
-    line_of = f"{' '.join(head.aggregate)} in {head.topic}" if head.aggregate else f"topic {head.topic}"
+    line_of = _line_of(head)
     if head.status == "dead":
         line = f"{line_of} is blocked behind {event}, dead after {_tries(head.attempts)}: {head.last_error}"
-        commands = tuple(_command(f"dead {verb} {head.event_id}", settings) for verb in ("retry", "drop"))
-        return Finding("problem", "blocked", line, commands)
+        return Finding("problem", "blocked", line, _mend(head, settings))
     again = "now" if head.next_try_at is None or head.next_try_at <= now else f"in {about(head.next_try_at - now)}"
     times = "once" if head.attempts == 1 else f"{head.attempts} times"
     line = f"{event} for {line_of} failed {times} and is tried again {again}: {head.last_error}"
@@ -138,8 +162,8 @@ def _beyond_the_heads(stats: Stats, settings: Settings) -> Iterator[Finding]:
         line = f"{_count(stats.dead, 'event')} dead in all"
         yield Finding("note", "dead", line, (_command("dead list", settings),))
     if stats.inbox_dead:
-        line = f"{_count(stats.inbox_dead, 'received event')} dead: the handler gave up"
-        yield Finding("note", "inbox dead", line, (_command("dead list --inbox", settings),))
+        line = f"{_count(stats.inbox_dead, 'received event')} dead: the handler gave up, and its aggregate waits"
+        yield Finding("problem", "inbox dead", line, (_command("dead list --inbox", settings),))
 
 
 def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from pillarbox.brokers.sends import Send, Sends
 from pillarbox.core.message import Message
+from pillarbox.core.retry import words_of
 from pillarbox.errors import BrokerUnavailable, PublishError
 from pillarbox.ports import Outcome
 
@@ -58,13 +59,15 @@ class Calls:
             if task is not None and task.cancelling():
                 raise
             return self._failed(error)
-        except Exception as error:  # noqa: BLE001 - whatever it raises fails the batch, never the relay
+        except (Exception, SystemExit, GeneratorExit) as error:  # whatever it raises fails the batch, never the relay
+            if isinstance(error, GeneratorExit) and asyncio.current_task() is not self._carrying:
+                raise  # nobody raised it: this coroutine is closed
             if deadline.expired():
                 return BrokerUnavailable(f"{self._name} did not return within {self._timeout.total_seconds():g} s")
             return self._failed(error)
         return None
 
     def _failed(self, error: BaseException) -> PublishError:
-        failure = PublishError(f"{self._name} raised {type(error).__name__}: {error}")
+        failure = PublishError(f"{self._name} raised {type(error).__name__}: {words_of(error)}")
         failure.__cause__ = error
         return failure

@@ -8,6 +8,8 @@ from typing import Any
 from pillarbox.brokers.calls import Calls
 from pillarbox.brokers.worker import Worker
 from pillarbox.core.message import Message
+from pillarbox.core.retry import words_of
+from pillarbox.errors import PublishError
 from pillarbox.ports import Outcome
 
 
@@ -30,7 +32,8 @@ class FunctionPublisher:
             getattr(function, "__call__", None)  # noqa: B004 - an object with an async __call__ is as good
         )
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        self._calls = Calls(f"the publish function {name}", self._call, publish_timeout)
+        self._name = f"the publish function {name}"
+        self._calls = Calls(self._name, self._call, publish_timeout)
 
     def send(self, messages: Sequence[Message]) -> None:
         self._calls.send(messages)
@@ -46,6 +49,13 @@ class FunctionPublisher:
         if self._awaits:
             await self._function(messages)
             return
-        answer = await self._worker.do(lambda: self._function(messages))
+        answer = await self._worker.do(lambda: self._in_thread(messages))
         if inspect.isawaitable(answer):
             await answer
+
+    def _in_thread(self, messages: list[Message]) -> Any:
+        try:
+            return self._function(messages)
+        except (StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
+            # A future cannot carry the first, and the loop would end of the others.
+            raise PublishError(f"{self._name} raised {type(error).__name__}: {words_of(error)}") from error

@@ -9,6 +9,8 @@ def main() -> None:
     """Run the command that was typed."""
     try:
         from pillarbox.cli.app import run
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich"):
             raise

@@ -2,14 +2,16 @@
 
 import os
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, NoReturn
 
 import typer
 
 from pillarbox import __version__
 from pillarbox.cli import config, consume, dead, demo, events, migrate, relay, status, topics
-from pillarbox.cli.output import say
+from pillarbox.cli.output import ExitCode, say
 from pillarbox.errors import PillarboxError
+from pillarbox.settings.urls import without_secrets
 
 app = typer.Typer(
     name="pillarbox",
@@ -62,11 +64,60 @@ def root(
 
 
 def run() -> None:
-    """Run the command line; an error that we raise on purpose becomes one line and exit code 1."""
+    """Run the command line; an error becomes one line and exit code 1, its traceback is shown with --debug."""
+    _replace_closed_streams()
+    _refuse_what_is_not_text()
     try:
         app(prog_name="pillarbox")
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
     except PillarboxError as error:
-        if os.environ.get("PILLARBOX_DEBUG"):
-            raise
-        say(f"pillarbox: {error}")
-        sys.exit(1)
+        _end(error, str(error))
+    except OSError as error:
+        written = error.filename is None
+        _end(error, f"the output cannot be written: {error.strerror or error}" if written else _unexpected(error))
+    except Exception as error:  # noqa: BLE001 - the last resort: nobody should meet a traceback unasked
+        _end(error, _unexpected(error))
+    finally:
+        _flush()
+
+
+def _replace_closed_streams() -> None:
+    """Put something in the place of streams that were closed before we began, lest a database gets their number.
+
+    Writing to the output fails then, as it should; talk goes nowhere.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - open until the end
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open until the end
+
+
+def _refuse_what_is_not_text() -> None:
+    for argument in sys.argv[1:]:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            say(f"pillarbox: the argument {without_secrets(argument)!a} is not UTF-8")
+            sys.exit(ExitCode.USAGE)
+
+
+def _end(error: Exception, line: str) -> NoReturn:
+    if os.environ.get("PILLARBOX_DEBUG", "").lower() not in ("", "0", "f", "false", "n", "no", "off"):
+        traceback.print_exception(error)
+    else:
+        say(f"pillarbox: {line}")
+    sys.exit(ExitCode.ERROR)
+
+
+def _unexpected(error: Exception) -> str:
+    text = without_secrets(" ".join(str(error).split()))
+    return f"unexpected {type(error).__name__}: {text}; run again with --debug and report it"
+
+
+def _flush() -> None:
+    """Flush now: a reader that has gone is no news here, and Python would complain about it when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

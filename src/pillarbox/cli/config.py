@@ -1,5 +1,6 @@
 """`pillarbox init` writes a settings file; `pillarbox config show` says what holds, and since where."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
 from pillarbox.cli.output import print_json, print_line, print_table
 from pillarbox.errors import ConfigError
 from pillarbox.settings.template import template
+from pillarbox.settings.urls import without_secrets
 
 app = typer.Typer(help="The settings.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -31,8 +33,9 @@ def init(
     It holds every setting, its default and what it is for.
     """
     text = template(database, broker)
+    secret = any(without_secrets(url) != url for url in (database, broker))
     try:
-        with config.open("w" if force else "x", encoding="utf-8") as file:
+        with open(config, "w" if force else "x", encoding="utf-8", opener=_private if secret else None) as file:
             file.write(text)
     except FileExistsError as error:
         raise ConfigError(f"{config} is there already: --force writes over it") from error
@@ -42,6 +45,13 @@ def init(
         print_json({"file": str(config)})
     else:
         print_line(f"wrote {config}; next: pillarbox migrate up, then pillarbox relay run")
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, also if it was there."""
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
 
 
 @app.command()

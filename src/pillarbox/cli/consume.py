@@ -1,12 +1,15 @@
 """`pillarbox consume`: run the handlers of an inbox."""
 
+import asyncio
 import importlib
+import logging
 import sys
 from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Broker, Config, Json, Set, load
+from pillarbox.cli.options import Broker, Config, Json, Set, check_topic, load
+from pillarbox.cli.output import print_json, say
 from pillarbox.errors import ConfigError
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import log_to, logger
@@ -20,8 +23,17 @@ def consume(
     ],
     topic: Annotated[
         list[str],
-        typer.Option("--topic", metavar="TOPIC", help="What to receive (repeatable).", show_default="required"),
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="What to receive (repeatable).",
+            show_default="required",
+            callback=lambda topics: [check_topic(one) for one in topics],
+        ),
     ],
+    once: Annotated[
+        bool, typer.Option("--once", show_default="off", help="Stop when nothing is left, for cron jobs and tests.")
+    ] = False,
     broker: Broker = None,
     config: Config = None,
     set: Set = None,
@@ -33,16 +45,28 @@ def consume(
     """
     settings = load(ctx, config, set=set, broker=broker)
     consumer = Consumer(find_inbox(inbox), topics=topic, settings=settings)
+    if once:
+        _consume_once(consumer, json)
+        return
     log_to(as_json=json)
     logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)
     consumer.run_forever()
     logger.info("stopped")
 
 
+def _consume_once(consumer: Consumer, json: bool) -> None:
+    log_to(as_json=json, level=logging.WARNING)
+    handled = asyncio.run(consumer.run_once())
+    if json:
+        print_json({"handled": handled})
+    else:
+        say(f"handled {handled:,} event{'' if handled == 1 else 's'}")
+
+
 def find_inbox(place: str) -> object:
     """Import what MODULE:INBOX names; the current directory counts, as for `python -m`."""
     module_name, colon, name = place.partition(":")
-    if not (colon and module_name and name):
+    if not (colon and all(module_name.split(".")) and name):
         raise typer.BadParameter(
             f"{place!r} is not MODULE:INBOX, such as shop.billing:inbox", param_hint="'MODULE:INBOX'"
         )
@@ -52,8 +76,15 @@ def find_inbox(place: str) -> object:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
+            raise _broken(place, error) from error
         raise ConfigError(f"{place}: there is no module {error.name!r} here or on the path") from error
+    except Exception as error:
+        raise _broken(place, error) from error
     if not hasattr(module, name):
         raise ConfigError(f"{place}: module {module_name!r} has no {name!r}")
     return getattr(module, name)
+
+
+def _broken(place: str, error: Exception) -> ConfigError:
+    what = f"{type(error).__name__}: {without_secrets(str(error))}"
+    return ConfigError(f"{place}: its module cannot be imported: {what}; --debug shows where")

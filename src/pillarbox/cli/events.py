@@ -93,7 +93,9 @@ def tail(
     topic: selection.OfTopic = None,
     type: selection.Type = None,
     aggregate: selection.Aggregate = None,
-    last: Annotated[int, typer.Option("--last", metavar="N", min=0, help="How many older ones to begin with.")] = 10,
+    last: Annotated[
+        int, typer.Option("--last", metavar="N", min=0, max=selection.MOST, help="How many older ones to begin with.")
+    ] = 10,
     database: Database = None,
     config: Config = None,
     set: Set = None,

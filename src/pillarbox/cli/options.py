@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from pillarbox.admin.admin import Admin
+from pillarbox.core.routing import LONGEST
 from pillarbox.settings import Settings
+from pillarbox.settings.kinds import known_keys
 from pillarbox.wiring import open_admin
 
 Config = Annotated[
@@ -85,8 +87,18 @@ def _typed(ctx: typer.Context, name: str) -> bool:
 def _split(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="'--set'")
+        what = repr(text) if text in known_keys() else "what was given"
+        raise typer.BadParameter(f"{what} is not KEY=VALUE, such as relay.batch=500", param_hint="'--set'")
     return key.strip(), value.strip()
+
+
+def check_topic(topic: str) -> str:
+    """Refuse what no topic can be called."""
+    if not topic:
+        raise typer.BadParameter("a topic's name cannot be empty")
+    if len(topic) > LONGEST:
+        raise typer.BadParameter(f"a topic's name has at most {LONGEST} characters, this one has {len(topic):,}")
+    return topic
 
 
 @asynccontextmanager

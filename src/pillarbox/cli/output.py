@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import IntEnum
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -27,11 +28,15 @@ class ExitCode(IntEnum):
     USAGE = 2
     UNHEALTHY = 3
     NOTHING_MATCHED = 4
+    INTERRUPTED = 130
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Give the terminal (or the pipe): no colour off a terminal or with NO_COLOR, no line cut off in a pipe."""
+    """Give the terminal (or the pipe): no colour off a terminal or with NO_COLOR, no line cut off in a pipe,
+    and what its encoding lacks is written with backslashes."""
     stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
     return Console(
         file=stream,
         width=None if stream.isatty() else _WIDE,
@@ -54,7 +59,12 @@ def print_line(text: str, style: str | None = None) -> None:
 
 def print_json(value: object) -> None:
     """Print a JSON document on one line."""
-    print(json.dumps(value, ensure_ascii=False, default=_plain), flush=True)
+    text = json.dumps(value, ensure_ascii=False, default=_plain)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        text = json.dumps(value, default=_plain)
+    print(text, flush=True)
 
 
 def _plain(value: object) -> object:

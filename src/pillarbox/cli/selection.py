@@ -40,7 +40,8 @@ Since = Annotated[
 Until = Annotated[
     str | None, typer.Option("--until", metavar="TIME", show_default="now", help="2026-01-31T12:00Z, or '2 h' ago.")
 ]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="How many at most.")]
+MOST = 1_000_000_000
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MOST, help="How many at most.")]
 
 
 def select(
@@ -94,13 +95,19 @@ def _aggregate(text: str) -> tuple[str, str]:
 
 def _instant(flag: str, text: str) -> datetime:
     try:
+        return _read_instant(text)
+    except ConfigError as error:
+        raise typer.BadParameter(
+            f"{text!r} is neither a time such as 2026-01-31T12:00Z nor a duration such as '2 h'",
+            param_hint=f"'{flag}'",
+        ) from error
+    except OverflowError as error:
+        raise typer.BadParameter(f"{text!r} is before the year 1 or after 9999", param_hint=f"'{flag}'") from error
+
+
+def _read_instant(text: str) -> datetime:
+    try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        try:
-            return datetime.now(UTC) - parse_duration(text)
-        except ConfigError as error:
-            raise typer.BadParameter(
-                f"{text!r} is neither a time such as 2026-01-31T12:00Z nor a duration such as '2 h'",
-                param_hint=f"'{flag}'",
-            ) from error
+        return datetime.now(UTC) - parse_duration(text)
     return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)

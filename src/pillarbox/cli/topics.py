@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Config, Database, Json, Set, admin_of, load
+from pillarbox.cli.options import Config, Database, Json, Set, admin_of, check_topic, load
 from pillarbox.cli.output import nothing_matched, print_json, print_line
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", callback=check_topic)]
 
 
 def pause(

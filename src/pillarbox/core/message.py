@@ -66,21 +66,34 @@ class Delivery:
 def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
     """Make the message for an entry. Raises EncodeError for headers or JSON that a plain INSERT got wrong."""
     key = entry.aggregate_id or None
-    body = entry.data if isinstance(entry.data, bytes) else entry.data.encode()
-    headers, body = _FORMATS[format](entry, body)
-    if entry.headers:
-        headers = _own_headers(entry) | headers
+    try:
+        body = entry.data if isinstance(entry.data, bytes) else entry.data.encode()
+        headers, body = _FORMATS[format](entry, body)
+        (entry.topic + "".join(headers.values())).encode()
+        if entry.headers:
+            headers = _own_headers(entry) | headers
+    except UnicodeEncodeError as error:
+        found = ascii(error.object[error.start : error.start + 20])
+        raise EncodeError(f"event {ascii(entry.event_id)[1:-1]}: it has text that is no UTF-8: {found}") from error
     return Message(entry.topic, key, headers, body, ticket)
 
 
 def _own_headers(entry: Entry) -> dict[str, str]:
+    text = entry.headers or "{}"
     try:
-        own = json.loads(entry.headers or "{}")
-        return {
+        own = {
             name: value if isinstance(value, str) else json.dumps(value)
-            for name, value in own.items()
+            for name, value in json.loads(text).items()
             if name.lower() not in RESERVED_HEADERS and not name.startswith(_CE_PREFIXES)
         }
+        # Half a character, from an escape or from bytes that are no UTF-8, could be given to no broker.
+        if "\\u" in text or not text.isascii():
+            "".join((*own, *own.values())).encode()
+        return own
+    except UnicodeEncodeError as error:
+        raise EncodeError(
+            f"event {entry.event_id}: its headers hold a lone surrogate, which is no text: {entry.headers!r:.80}"
+        ) from error
     except (ValueError, AttributeError, RecursionError) as error:
         raise EncodeError(f"event {entry.event_id}: its headers are no JSON object: {entry.headers!r:.80}") from error
 

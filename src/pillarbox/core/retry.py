@@ -44,6 +44,21 @@ class Untouched:
 Verdict = Published | RetryAt | Dead | Untouched
 
 PUBLISHED = Published()
+LONGEST_WORDS = 10_000
+
+
+def words_of(error: BaseException) -> str:
+    """Say what an error says, as a text that can be kept anywhere; its class if it says nothing. Never raises."""
+    try:
+        text = str(error)[:LONGEST_WORDS]
+    except Exception:  # noqa: BLE001 - its __str__ is somebody else's
+        text = ""
+    return sayable(text) or type(error).__name__
+
+
+def sayable(text: str) -> str:
+    """Write as escapes what UTF-8 cannot say and databases do not keep: lone surrogates and NUL."""
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +76,7 @@ class RetryPolicy:
         """Say what an outcome means for an event that failed `attempts` times before; `chance` is in [0, 1)."""
         if error is None:
             return PUBLISHED
-        text = str(error) or type(error).__name__
+        text = words_of(error)
         if isinstance(error, BrokerUnavailable):
             return Untouched(text)
         if isinstance(error, PublishRejected):

@@ -127,6 +127,7 @@ class Intake:
 
     async def turn(self, patience: float) -> bool:
         """Take in, hand over, collect, settle; True if there was nothing to do at all."""
+        self._handling.check()
         await self._look()
         arrived = await self._deliveries(0 if self._busy else min(patience, IDLE))
         self._window.enter(arrived, self._clock.now())

@@ -1,6 +1,7 @@
 """Handling: a fixed number of workers turn what was received into verdicts, for the consumer to collect."""
 
 import asyncio
+import reprlib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -8,9 +9,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
-from pillarbox.core.retry import PUBLISHED, Dead, RetryAt, RetryPolicy, Untouched, Verdict
+from pillarbox.core.retry import PUBLISHED, Dead, RetryAt, RetryPolicy, Untouched, Verdict, sayable, words_of
 from pillarbox.core.routing import Line, Topics
 from pillarbox.errors import (
+    LONGEST_DELAY,
     DecodeError,
     HandlerError,
     HandlerFailed,
@@ -65,7 +67,7 @@ class Handling:
         self._answers: list[tuple[int, Verdict]] = []
         self._running: dict[int, Running] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._told_of: set[str] = set()
+        self._told_of: set[tuple[Moment, str]] = set()
         self._fatal: BaseException | None = None
         self.answered = asyncio.Event()
         """Set when there is an answer to collect."""
@@ -77,6 +79,8 @@ class Handling:
         """Put the workers to work."""
         self._tasks = [asyncio.create_task(self._work(n), name=f"worker {n}") for n in range(self._workers)]
         self._tasks.append(asyncio.create_task(self._watch(), name="slow handlers"))
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
 
     def give(self, ready: Iterable[tuple[int, Received]]) -> None:
         """Hand over what may be handled now."""
@@ -85,11 +89,15 @@ class Handling:
 
     def answers(self) -> list[tuple[int, Verdict]]:
         """Collect the verdicts since the last call; raise what no daemon can go on after."""
-        if self._fatal is not None:
-            raise self._fatal
+        self.check()
         self.answered.clear()
         answers, self._answers = self._answers, []
         return answers
+
+    def check(self) -> None:
+        """Raise what no daemon can go on after."""
+        if self._fatal is not None:
+            raise self._fatal
 
     def drain(self) -> None:
         """Take back what no worker has begun."""
@@ -110,6 +118,7 @@ class Handling:
     async def close(self) -> None:
         """End the workers; a thread whose handler still runs ends after it."""
         for task in self._tasks:
+            task.remove_done_callback(self._ended)
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._performers.close()
@@ -123,6 +132,12 @@ class Handling:
             del self._running[worker]
             self._answer(ticket, verdict)
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Nobody works in its place: without a word, the consumer would stand still for ever."""
+        cause = None if task.cancelled() else task.exception()
+        self._fatal = self._fatal or cause or RuntimeError(f"{task.get_name()} of the consumer was cancelled")
+        self.answered.set()
+
     def _answer(self, ticket: int, verdict: Verdict) -> None:
         self._answers.append((ticket, verdict))
         self.answered.set()
@@ -132,14 +147,14 @@ class Handling:
             reception = await self._receive(worker, received)
         except StoreUnavailable as error:
             self.store.struck(error)
-            return Untouched(str(error))
+            return Untouched(words_of(error))
         except (HandlerError, HandlerSignal, DecodeError) as error:
             return self._judge(received, error)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised by the consumer, which cannot go on: no tables, say
             self._fatal = error
-            return Untouched(str(error))
+            return Untouched(words_of(error))
         self.counts[reception] += 1
         if reception is Reception.BLOCKED:
             assert received.line is not None
@@ -174,7 +189,7 @@ class Handling:
             self._inbox.handlers,
             self._clock.now(),
             lambda moment: self._hooks.reach(moment, type=received.type, event_id=received.key),
-            lambda handler, value: self._tell_returned(received, handler, value),
+            lambda moment, handler, value: self._tell(moment, received, handler, value),
             self._rules.timeout.total_seconds() if self._rules.timeout else None,
         )
 
@@ -187,24 +202,22 @@ class Handling:
         """Say what a failure means: try again, or never again."""
         policy, topic = self._rules.policy, received.delivery.topic
         blocks = self._rules.topics[topic].when_dead == "block"
-        now, text = self._clock.now(), str(error) or type(error).__name__
+        now, text = self._clock.now(), words_of(error)
         received.trace = _trace(error)
+        if received.committed:
+            return Dead(text, blocks=False)
         if isinstance(error, RetryLater) and received.attempts < policy.retries:
-            return RetryAt(now + error.delay, text)
+            return RetryAt(now + min(error.delay, LONGEST_DELAY), text)
         if isinstance(error, HandlerFailed | RetryLater):
             return policy.failed(text, received.attempts, now, self._rules.chance(), blocks=blocks)
         return Dead(text, blocks)
 
-    def _tell_returned(self, received: Received, handler: Handler, value: object) -> None:
-        if handler.type not in self._told_of:
-            self._told_of.add(handler.type)
-            self._hooks.reach(
-                Moment.HANDLER_RETURNED,
-                type=received.type,
-                event_id=received.key,
-                handler=handler.name,
-                value=repr(value)[:200],
-            )
+    def _tell(self, moment: Moment, received: Received, handler: Handler, value: object) -> None:
+        """Tell of a handler's habit, once."""
+        if (moment, handler.type) not in self._told_of:
+            self._told_of.add((moment, handler.type))
+            shown = {} if value is None else {"value": sayable(reprlib.repr(value))}
+            self._hooks.reach(moment, type=received.type, event_id=received.key, handler=handler.name, **shown)
 
     async def _watch(self) -> None:
         """Tell of handlers that take long: after half a minute, then every minute."""

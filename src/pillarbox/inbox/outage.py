@@ -4,6 +4,7 @@ import asyncio
 from datetime import timedelta
 
 from pillarbox.core.pacing import Pacing
+from pillarbox.core.retry import words_of
 from pillarbox.errors import PillarboxError
 from pillarbox.telemetry.hooks import Hooks, Moment
 
@@ -23,7 +24,7 @@ class Outage:
         now = asyncio.get_running_loop().time()
         if self.error is None:
             self._since = now
-            self._hooks.reach(self._away, error=str(error))
+            self._hooks.reach(self._away, error=words_of(error))
         self.error = error
         if now >= self._resume_at:  # several failures at once are one
             self._resume_at = now + self._pacing.quiet()

@@ -13,12 +13,13 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, NamedTuple
 
+from pillarbox.core.event import Event
 from pillarbox.core.insert import Statement, microseconds
 from pillarbox.core.message import decode
-from pillarbox.core.retry import Dead, RetryAt
+from pillarbox.core.retry import Dead, RetryAt, sayable, words_of
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Settled, Settlement
-from pillarbox.errors import HandlerFailed, HandlerSignal, StoreUnavailable
+from pillarbox.errors import HandlerFailed, HandlerSignal, StoreError, StoreUnavailable
 from pillarbox.inbox.inbox import Handler, Handlers
 from pillarbox.inbox.received import Received, line_from, line_text, unpark
 from pillarbox.inbox.steps import Call, Program
@@ -63,7 +64,7 @@ def receive(
     handlers: Handlers,
     now: datetime,
     reach: Callable[[Moment], None],
-    returned: Callable[[Handler, object], None],
+    tell: Callable[[Moment, Handler, object], None],
     timeout: float | None = None,
 ) -> Program[Reception]:
     """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing."""
@@ -78,15 +79,11 @@ def receive(
             return (yield from _why_not(texts, key))
     if fresh:
         reach(Moment.MARKED)
-        value = yield from _call(Call(handler.function, handler.is_async, event, timeout), handler, received)
-        # A handler that rolled back has undone our row with its own work: without a look, its event would be lost.
-        if not (yield texts("still_there", consumer, key)):
-            raise HandlerFailed(
-                f"{handler.name} rolled back the transaction it was given, so its event would be lost:"
-                " let the error out, or use a savepoint"
-            )
+        value, committed = yield from _handle(texts, received, handler, event, timeout)
+        if committed:
+            tell(Moment.HANDLER_COMMITTED, handler, None)
         if value is not None:
-            returned(handler, value)
+            tell(Moment.HANDLER_RETURNED, handler, value)
         reach(Moment.HANDLED)
     if received.parked:
         yield texts("handled", microseconds(now), consumer, key)
@@ -104,6 +101,45 @@ def _why_not(texts: Texts, key: str) -> Program[Reception]:
     return Reception.BLOCKED if state in (None, "suspect") else Reception.COPY
 
 
+def _handle(
+    texts: Texts, received: Received, handler: Handler, event: Event[Any], timeout: float | None
+) -> Program[tuple[object, bool]]:
+    """Call the handler; give what it returned, and whether it committed by itself."""
+    yield texts("mark")
+    try:
+        value = yield from _call(Call(handler.function, handler.is_async, event, timeout), handler, received)
+    except (HandlerSignal, HandlerFailed, StoreUnavailable) as error:
+        if (yield from _ended(texts, handler)) and (yield texts("still_there", texts.consumer, received.key)):
+            received.committed = True
+            raise HandlerFailed(
+                f"{words_of(error)} (after {handler.name} had committed by itself: what it did up to there stands, so"
+                " it is not tried again; remove the commit: the inbox commits)"
+            ) from (error.__cause__ or error)
+        raise
+    if not (yield from _ended(texts, handler)):
+        return value, False
+    # A handler that rolled back has undone our row with its own work: without a look, its event would be lost.
+    if not (yield texts("still_there", texts.consumer, received.key)):
+        raise HandlerFailed(
+            f"{handler.name} rolled back the transaction it was given, so its event would be lost:"
+            " let the error out, or use a savepoint"
+        )
+    return value, True
+
+
+def _ended(texts: Texts, handler: Handler) -> Program[bool]:
+    """Say whether the handler has ended the transaction: its savepoint went with it."""
+    try:
+        yield texts("unmark")
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return True
+    except Exception as error:
+        raise HandlerFailed(f"{handler.name} closed the connection it was given: leave it open") from error
+    return False
+
+
 def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
     """Let the door call the handler; whatever goes wrong in it comes out as a signal, or as one of two errors."""
     try:
@@ -116,9 +152,11 @@ def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
         received.locked_out += 1
         if received.locked_out <= PATIENCE:
             raise
-        raise HandlerFailed(f"{handler.name} found the database locked {received.locked_out} times: {error}") from error
+        raise HandlerFailed(
+            f"{handler.name} found the database locked {received.locked_out} times: {words_of(error)}"
+        ) from error
     except (Exception, SystemExit) as error:
-        raise HandlerFailed(f"{handler.name} raised {type(error).__name__}: {error}") from error
+        raise HandlerFailed(f"{handler.name} raised {type(error).__name__}: {words_of(error)}") from error
     _refuse_unrun(value, handler)
     return value
 
@@ -151,18 +189,23 @@ def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | No
 
 def park(texts: Texts, settlements: Sequence[Settlement[Received]], now: datetime) -> Program[None]:
     """Keep aside what failed and what waits behind it, durably, each under its key."""
-    new, again = [], []
+    new, committed, again = [], [], []
     for received, verdict in settlements:
         state, blocks, due, error = _parked(verdict)
         attempts = received.attempts + (error is not None)
         line = line_text(received.line) if blocks else None
         if not received.parked:
             row = _row(texts, received, now, state, line, due, attempts, error)
-            new.append((*row, texts.consumer, received.key))
+            if received.committed:
+                committed.append(row)
+            else:
+                new.append((*row, texts.consumer, received.key))
         elif error is not None:
             again.append((state, line, due, attempts, error, received.trace, texts.consumer, received.key))
     if new:
         yield Statement(texts.sql["park"], rows=new)
+    if committed:
+        yield Statement(texts.sql["park_committed"], rows=committed)
     if again:
         yield Statement(texts.sql["park_again"], rows=again)
 
@@ -188,8 +231,9 @@ def _row(
 ) -> tuple[Any, ...]:
     message = received.delivery.message
     head = (texts.consumer, received.key, state, line, due, attempts, error, received.trace, microseconds(now))
-    headers = json.dumps(dict(message.headers), ensure_ascii=False)
-    return (*head, message.topic, message.key, headers, message.body, *received.aggregate, received.type)
+    headers = json.dumps(dict(message.headers), default=str)  # in ASCII: a lone surrogate could not be stored otherwise
+    wire_key = None if message.key is None else sayable(message.key)
+    return (*head, message.topic, wire_key, headers, message.body, *received.aggregate, received.type)
 
 
 class Lot(NamedTuple):
@@ -221,4 +265,4 @@ def look(texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None])
 
 def trace_of(text: str) -> str:
     """Keep a traceback's end, which says most."""
-    return text if len(text) <= LONGEST_TRACE else "…" + text[-LONGEST_TRACE:]
+    return sayable(text if len(text) <= LONGEST_TRACE else "…" + text[-LONGEST_TRACE:])

@@ -8,6 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 from pillarbox.core.message import Delivery, Message, identity
+from pillarbox.core.retry import sayable, words_of
 from pillarbox.core.routing import Line, Topics
 from pillarbox.errors import DecodeError
 from pillarbox.inbox.inbox import Handlers, message_key
@@ -19,6 +20,7 @@ class Received:
     __slots__ = (
         "aggregate",
         "attempts",
+        "committed",
         "counted",
         "delivery",
         "handled",
@@ -44,6 +46,8 @@ class Received:
         """Why it can never be handled, if that is known already."""
         self.counted = False
         """This try was counted durably before the handler ran."""
+        self.committed = False
+        """Its handler committed by itself and then failed: what it did up to there stands."""
         self.locked_out = 0
         """How often its handler found the database locked."""
         self.trace: str | None = None
@@ -74,10 +78,19 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics) -> Received:
         received.key = message_key(id)
         if delivery.replay and handlers[received.type].replays:
             received.key += f"/{delivery.replay}"
-    except (DecodeError, ValueError) as error:
-        received.unreadable = error if isinstance(error, DecodeError) else DecodeError(str(error))
+        _check_text(received)
+    except (DecodeError, ValueError, TypeError, AttributeError) as error:
+        received.unreadable = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
         received.key, received.handled = synthetic_key(message), True
+        received.type = sayable(str(received.type))
+        received.aggregate = (sayable(str(received.aggregate[0])), sayable(str(received.aggregate[1])))
+        received.line = received.line and line_of(topics, message.topic, received.aggregate)
     return received
+
+
+def _check_text(received: Received) -> None:
+    """Refuse what no table could keep: lone surrogates, and what is no text at all."""
+    "".join((received.key, received.type, *received.aggregate)).encode()
 
 
 def line_of(topics: Topics, topic: str, aggregate: tuple[str, str]) -> Line | None:
@@ -91,7 +104,7 @@ def line_of(topics: Topics, topic: str, aggregate: tuple[str, str]) -> Line | No
 def synthetic_key(message: Message) -> str:
     """Make an id for a message that has none: the same bytes have the same one."""
     digest = sha256()
-    for part in (message.topic, message.key or "", json.dumps(sorted(message.headers.items()))):
+    for part in (message.topic, message.key or "", json.dumps(sorted(message.headers.items()), default=str)):
         digest.update(part.encode(errors="surrogatepass"))
         digest.update(b"\0")
     digest.update(message.body)

@@ -28,6 +28,9 @@ SQLITE = {
     ),
     # consumer, key, consumer, key → why it was not received: in the inbox, its state in the parking lot
     "why_not": (f"SELECT ({_IN_INBOX}), (SELECT state FROM {{p}}inbox_parked WHERE consumer = ? AND event_id = ?)"),
+    # around the handler: gone if it ended the transaction
+    "mark": "SAVEPOINT {p}inbox_handler",
+    "unmark": "RELEASE {p}inbox_handler",
     # consumer, key → a row if our own row is still there after the handler
     "still_there": _IN_INBOX,
     # consumer, key
@@ -51,6 +54,13 @@ SQLITE = {
         " ON CONFLICT (consumer, event_id) DO UPDATE SET state = excluded.state, line = excluded.line,"
         " due_at = excluded.due_at, attempts = excluded.attempts, last_error = excluded.last_error,"
         " traceback = excluded.traceback, parked_at = excluded.parked_at WHERE state = 'suspect'"
+    ),
+    # the row (_ALL): its inbox row is there, because its handler committed by itself
+    "park_committed": (
+        f"INSERT INTO {{p}}inbox_parked ({_ALL}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (consumer, event_id) DO UPDATE SET state = excluded.state, line = excluded.line,"
+        " due_at = excluded.due_at, attempts = excluded.attempts, last_error = excluded.last_error,"
+        " traceback = excluded.traceback, parked_at = excluded.parked_at"
     ),
     # state, line, due_at, attempts, last_error, traceback, consumer, key
     "park_again": (

@@ -6,11 +6,13 @@ door commits when the program returns, and rolls back when it raises.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Rows, Statement
+from pillarbox.core.retry import words_of
 from pillarbox.errors import HandlerFailed
 
 R = TypeVar("R")
@@ -70,14 +72,42 @@ async def drive_async(
 async def call_async(call: Call, transaction: object) -> object:
     """Await an async handler, at most until its time is over; a cancellation that nobody asked for is its failure."""
     try:
-        async with asyncio.timeout(call.timeout) as limit:
-            return await call.handler(transaction, call.event)
+        with _failures():
+            async with asyncio.timeout(call.timeout) as limit:
+                return await call.handler(transaction, call.event)
     except TimeoutError as error:
         if limit.expired():
             raise HandlerFailed(f"it was cancelled after {call.timeout:g} s, the handlers' timeout") from error
         raise
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+
+
+def call_sync(call: Call, transaction: object) -> object:
+    """Call a plain handler; a GeneratorExit is its failure too, since nobody closes a plain function."""
+    try:
+        with _failures():
+            return call.handler(transaction, call.event)
+    except GeneratorExit as error:
+        raise HandlerFailed("it raised GeneratorExit") from error
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what would end a worker of the consumer, and what nobody asked for, into the handler's failure."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if not isinstance(error, asyncio.CancelledError):
+            raise HandlerFailed(f"it raised {type(error).__name__}: {words_of(error)}") from error
+        if _cancelled():
             raise
         raise HandlerFailed("it raised CancelledError, although nobody cancelled it") from error
+
+
+def _cancelled() -> bool:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread of its own: there is nothing to cancel
+        return False
+    return task is not None and task.cancelling() > 0

@@ -26,11 +26,11 @@ def parse_duration(text: str) -> timedelta:
     """
     found = _WRITTEN.fullmatch(text)
     if found is None or found[2] not in _UNITS:
-        raise ConfigError(f'{text!r} is not a duration: write a number and one of {", ".join(_UNITS)}, such as "15 s"')
+        raise ConfigError(f'not a duration: write a number and one of {", ".join(_UNITS)}, such as "15 s"')
     try:
         return timedelta(microseconds=round(Decimal(found[1]) * (_UNITS[found[2]] // MICROSECOND)))
     except OverflowError as error:
-        raise ConfigError(f"{text!r} is longer than any duration that can be kept") from error
+        raise ConfigError("longer than any duration that can be kept") from error
 
 
 def write_duration(duration: timedelta) -> str:

@@ -12,6 +12,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.settings.durations import parse_duration, write_duration
 from pillarbox.settings.sources import Given
 from pillarbox.settings.tables import OPTION_TABLES, TABLES, ZERO
+from pillarbox.settings.urls import without_secrets
 
 
 @cache
@@ -60,13 +61,18 @@ def _kind_of(given: Given) -> object:
     if given.key in TABLES or given.key in OPTION_TABLES:
         raise ConfigError(f"{given.origin}: {given.key} is a table: write [{given.key}] and its settings below it")
     if table == "topic":
-        raise ConfigError(f'{given.origin}: {given.key} is no setting: write [topic."name"], and order = … below it')
+        raise ConfigError(
+            f'{given.origin}: {without_secrets(given.key)} is no setting: write [topic."name"], and order = … below it'
+        )
     raise _unknown(given, known_keys())
 
 
 def _unknown(given: Given, known: Iterable[str]) -> ConfigError:
     nearest = get_close_matches(given.key, known, 1, 0.0)
-    return ConfigError(f"{given.origin}: unknown setting {given.key!r}: the nearest known one is {nearest[0]!r}")
+    unknown = without_secrets(given.key)
+    return ConfigError(
+        f"{given.origin}: unknown setting {unknown!r}: the nearest known one is {without_secrets(nearest[0])!r}"
+    )
 
 
 def _convert(kind: object, value: object, key: str) -> object:
@@ -79,7 +85,7 @@ def _convert(kind: object, value: object, key: str) -> object:
     if not isinstance(value, str):
         raise ConfigError(f"expected text, found {_named(value)}")
     if (choices := get_args(kind)) and value not in choices:
-        raise ConfigError(f"{value!r} is none of {', '.join(choices)}")
+        raise ConfigError(f"expected one of {', '.join(choices)}")
     if not value:
         raise ConfigError("is empty: leave it out, or give it a value")
     return value
@@ -90,7 +96,7 @@ def _integer(value: object) -> int:
         try:
             return int(value)
         except ValueError:
-            raise ConfigError(f"expected a whole number, found {value!r}") from None
+            raise ConfigError("expected a whole number, found text") from None
     if type(value) is not int:
         raise ConfigError(f"expected a whole number, found {_named(value)}")
     return value
@@ -108,7 +114,8 @@ def _duration(kind: object, value: object, key: str) -> timedelta | None:
 
 
 def _named(value: object) -> str:
-    return f"{type(value).__name__} {value!r:.60}"
+    """Name what was found; only a number is repeated, because anything else may be a secret in the wrong place."""
+    return f"{type(value).__name__} {value!r:.60}" if isinstance(value, int | float) else type(value).__name__
 
 
 def written(key: str, value: Any) -> Any:

@@ -24,7 +24,7 @@ from pillarbox.settings.tables import (
     RelaySettings,
     RetentionSettings,
 )
-from pillarbox.settings.urls import HIDDEN, is_secret, without_secrets
+from pillarbox.settings.urls import hide, without_secrets
 
 
 class Shown(NamedTuple):
@@ -39,15 +39,15 @@ class Shown(NamedTuple):
 class Settings:
     """Everything that can be set. Build it in code, or load it."""
 
-    database: str | None = None
-    broker: str | None = None
+    database: str | None = field(default=None, repr=False)
+    broker: str | None = field(default=None, repr=False)
     outbox: OutboxSettings = field(default_factory=OutboxSettings)
     relay: RelaySettings = field(default_factory=RelaySettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     inbox: InboxSettings = field(default_factory=InboxSettings)
     health: HealthSettings = field(default_factory=HealthSettings)
     topics: dict[str, Topic] = field(default_factory=dict)
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
     """A broker's own options, by the name of its table."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each value that is not a default came from: a file, a variable, a flag."""
@@ -85,14 +85,10 @@ class Settings:
                 yield self._show(f"topic.{name}.{part.name}", getattr(topic, part.name))
         for table, options in self.options.items():
             for name, value in options.items():
-                yield self._show(f"{table}.{name}", value)
+                yield self._show(f"{table}.{name}", hide(name, value))
 
     def _show(self, key: str, value: object) -> Shown:
-        if isinstance(value, str):
-            value = without_secrets(value)
-        if is_secret(key.rpartition(".")[2]):
-            value = HIDDEN
-        return Shown(key, value, self.origins.get(key, "default"))
+        return Shown(without_secrets(key), hide("", value), self.origins.get(key, "default"))
 
 
 def _values(given: Mapping[str, Given]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pillarbox.errors import ConfigError
+from pillarbox.settings.urls import without_secrets
 
 DEFAULT_FILE = "pillarbox.toml"
 PREFIX = "PILLARBOX_"
@@ -36,13 +37,14 @@ def find_file(path: str | Path | None, environment: Mapping[str, str]) -> Path |
 
 def from_file(path: Path) -> Iterator[Given]:
     """Read a TOML file."""
+    origin = without_secrets(str(path))
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; `pillarbox init` writes one") from error
+        raise ConfigError(f"{origin}: cannot be read: {error.strerror}; `pillarbox init` writes one") from error
     except ValueError as error:  # malformed TOML names line and column; so does text that is not UTF-8, by its byte
-        raise ConfigError(f"{path}: {error}") from error
-    yield from _walk((), tables, str(path))
+        raise ConfigError(f"{origin}: {error}") from error
+    yield from _walk((), tables, origin)
 
 
 def _walk(path: tuple[str, ...], value: object, origin: str) -> Iterator[Given]:
@@ -62,6 +64,8 @@ def from_environment(
     for variable, value in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in NOT_SETTINGS:
             continue
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise ConfigError(f"{variable} in the environment is not UTF-8")
         name = variable.removeprefix(PREFIX)
         table, _, rest = name.lower().partition("_")
         if name in keys:
@@ -76,7 +80,9 @@ def from_flags(flags: Mapping[str, object]) -> Iterator[Given]:
     """Take flags: keys are `database`, `relay.batch`, `topic.order-events.order`; None means not given."""
     for key, value in flags.items():
         if value is not None:
-            yield Given(_path_of(key), value, f"--{key}" if key in ("database", "broker") else f"--set {key}")
+            yield Given(
+                _path_of(key), value, f"--{key}" if key in ("database", "broker") else f"--set {without_secrets(key)}"
+            )
 
 
 def _path_of(key: str) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """The tables of the settings: frozen values with their defaults, checked as they are made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Literal
 
@@ -10,11 +10,30 @@ from pillarbox.errors import ConfigError
 from pillarbox.settings.durations import write_duration
 
 ZERO = timedelta(0)
+LONGEST = timedelta(days=36_500)
+MOST = {"relay.batch": 100_000, "relay.retries": 1_000, "inbox.concurrency": 1_000}
+"""Above these, a value is a slip of the hand."""
 
 
 def _at_least(key: str, value: int, least: int) -> None:
     if value < least:
         raise ConfigError(f"{key}: {value} is below {least}")
+
+
+def _within_bounds(table: str, settings: "RelaySettings | RetentionSettings | InboxSettings | HealthSettings") -> None:
+    for part in fields(settings):
+        key, value = f"{table}.{part.name}", getattr(settings, part.name)
+        if isinstance(value, timedelta) and value > LONGEST:
+            raise ConfigError(f"{key}: {write_duration(value)} is above 36,500 days")
+        if key in MOST and value > MOST[key]:
+            raise ConfigError(f"{key}: {value} is above {MOST[key]:,}")
+
+
+def _identifier(key: str, value: str) -> None:
+    try:
+        check_identifier(key, value)
+    except ConfigError as error:  # the value may be a secret in the wrong place, so the cause is not shown either
+        raise ConfigError(str(error).replace(repr(value), "the name")) from None
 
 
 def _above_zero(key: str, value: timedelta) -> None:
@@ -35,8 +54,8 @@ class OutboxSettings:
     prefix: str = "pillarbox_"
 
     def __post_init__(self) -> None:
-        check_identifier("outbox.schema", self.schema)
-        check_identifier("outbox.prefix", self.prefix)
+        _identifier("outbox.schema", self.schema)
+        _identifier("outbox.prefix", self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +72,7 @@ class RelaySettings:
     backoff_longest: timedelta = timedelta(seconds=16)
 
     def __post_init__(self) -> None:
+        _within_bounds("relay", self)
         _at_least("relay.batch", self.batch, 1)
         _at_least("relay.retries", self.retries, 0)
         for name in ("idle_first", "lease", "publish_timeout", "backoff_first"):
@@ -75,6 +95,7 @@ class RetentionSettings:
     inbox: timedelta | None = timedelta(days=30)
 
     def __post_init__(self) -> None:
+        _within_bounds("retention", self)
         if self.inbox is not None and self.inbox <= ZERO:
             raise ConfigError('retention.inbox: "none" would forget what was handled, so copies would be handled again')
 
@@ -87,6 +108,7 @@ class InboxSettings:
     mode: Literal["handle", "store"] = "handle"
 
     def __post_init__(self) -> None:
+        _within_bounds("inbox", self)
         _at_least("inbox.concurrency", self.concurrency, 1)
 
 
@@ -99,6 +121,7 @@ class HealthSettings:
     canary: timedelta | None = None
 
     def __post_init__(self) -> None:
+        _within_bounds("health", self)
         _above_zero("health.oldest_pending", self.oldest_pending)
 
 

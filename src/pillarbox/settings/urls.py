@@ -6,9 +6,15 @@ from typing import NamedTuple
 from pillarbox.errors import ConfigError
 
 HIDDEN = "***"
-_PASSWORD = re.compile(r"(?<=://)([^/@:\s]*):([^/\s]*)@")
-_SECRET_NAME = re.compile(r"secret|password|passwd|token|api_?key", re.IGNORECASE)
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:secret|password|passwd|token|api_?key)[^=&]*)=[^&\s]*", re.IGNORECASE)
+_SECRET = "pass|pwd|secret|token|key|sig|auth|cred|jaas|pem|sasl|%"  # percent-encoded, it may be any of them
+_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
+_FILE = re.compile(r"sqlite(\+\w+)?:///[^:?]*", re.IGNORECASE)
+# Up to the last @, because a password may hold anything; only a user's name before a colon is shown.
+_PASSWORD = re.compile(r"""(?s)^([^/@:\s'"]*:(?!@))?.*@""")
+# A value ends where the next option begins, or nowhere.
+_SECRET_OPTION = re.compile(
+    rf"""(?is)([^=?&;\#\s,'"]*(?:{_SECRET})[^=?&;\#,'"]*(?:=|["']\s*[=:])).*?(?=[&;][\w.%-]+=|\Z)"""
+)
 
 
 class Url(NamedTuple):
@@ -23,28 +29,44 @@ def parse_url(setting: str, text: str) -> Url:
     scheme, colon, rest = text.partition(":")
     scheme = scheme.partition("+")[0].lower()
     if not colon or not scheme.isalnum():
-        raise ConfigError(f"{setting}: {without_secrets(text)!r} is not a URL: write for example sqlite:///shop.db")
+        raise ConfigError(f"{setting}: what was given is not a URL: write for example sqlite:///shop.db")
     return Url(scheme, rest)
 
 
 def file_of(setting: str, url: Url) -> str:
     """Give the file that an sqlite URL names: three slashes before a relative path, four before an absolute one."""
-    whole = f"{url.scheme}:{url.rest}"
+    whole = without_secrets(f"{url.scheme}:{url.rest}")
     path = url.rest.removeprefix("///")
     if path == url.rest or not path or path == ":memory:":
         raise ConfigError(f"{setting}: {whole!r} names no file: write sqlite:///shop.db or sqlite:////absolute/shop.db")
     if "?" in path:
-        raise ConfigError(f"{setting}: {whole!r} has options after '?', which a file has none of: leave them out")
+        raise ConfigError(f"{setting}: there are options after '?', which a file has none of: leave them out")
     return path
 
 
 def without_secrets(text: str) -> str:
-    """Hide the password and secret options of every URL in a text.
+    """Hide the password and secret options of every URL in a text; rather too much than too little.
 
     >>> without_secrets("rabbitmq://shop:hunter2@localhost/vhost")
     'rabbitmq://shop:***@localhost/vhost'
     """
-    return _SECRET_OPTION.sub(rf"\1={HIDDEN}", _PASSWORD.sub(rf"\1:{HIDDEN}@", text))
+    text = _SECRET_OPTION.sub(rf"\1{HIDDEN}", text)
+    if _FILE.fullmatch(text):
+        return text
+    return "://".join(_PASSWORD.sub(rf"\1{HIDDEN}@", part) for part in text.split("://", 1))
+
+
+def hide(name: str, value: object) -> object:
+    """Hide the secrets of a setting, at any depth."""
+    if is_secret(name):
+        return HIDDEN
+    if isinstance(value, str):
+        return without_secrets(value)
+    if isinstance(value, dict):
+        return {without_secrets(str(key)): hide(str(key), below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [hide("", below) for below in value]
+    return value
 
 
 def is_secret(name: str) -> bool:

@@ -15,6 +15,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -33,6 +34,8 @@ TEND_EVERY = 0.1
 PATIENCE = 5.0
 MOST_IN_FLIGHT = 1000
 """Given out of one partition and not acknowledged: so many are suspect when its holder dies."""
+MOST_BYTES = 16 << 20
+"""Read at one go, or one message that is larger."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -82,6 +85,7 @@ class Member:
         self._dry: set[Partition] = set()
         self._data_version = -1
         self._turn = 0
+        self._bytes_left = MOST_BYTES
         self._tend_at = 0.0
 
     def poll(self, room: int) -> list[Delivery]:
@@ -156,10 +160,12 @@ class Member:
         open = [p for p, held in self._held.items() if not held.leaving and p not in self._dry]
         self._turn = (self._turn + 1) % max(1, len(open))
         fresh: dict[Partition, list[int]] = {}
+        self._bytes_left = MOST_BYTES
         found, dry = read_fairly(open[self._turn :] + open[: self._turn], room, partial(self._read, fresh))
         for partition, ids in fresh.items():  # only now: had a read failed, nothing would have been given out
             self._held[partition].give(ids)
-        self._dry.update(p for p in dry if len(self._held[p]) < MOST_IN_FLIGHT)
+        if self._bytes_left > 0:  # otherwise nobody knows whether there is more
+            self._dry.update(p for p in dry if len(self._held[p]) < MOST_IN_FLIGHT)
         found.sort(key=lambda delivery: delivery.place.id)
         return found
 
@@ -167,7 +173,7 @@ class Member:
         held, ids = self._held[partition], fresh.setdefault(partition, [])
         limit = min(limit, MOST_IN_FLIGHT - len(held) - len(ids))
         after = ids[-1] if ids else held.cursor
-        rows = self._connect().execute(_READ, (*partition, after, limit)).fetchall()
+        rows = self._rows_after(partition, after, limit)
         ids += [row[0] for row in rows]
         topic = partition.topic
         return [
@@ -178,6 +184,19 @@ class Member:
             )
             for id, key, headers, body in rows
         ]
+
+    def _rows_after(self, partition: Partition, after: int, limit: int) -> list[tuple[int, str | None, str, bytes]]:
+        """Fetch what comes next, until this reading holds MOST_BYTES."""
+        rows: list[tuple[int, str | None, str, bytes]] = []
+        if self._bytes_left <= 0:
+            return rows
+        with closing(self._connect().execute(_READ, (*partition, after, limit))) as cursor:
+            for row in cursor:
+                rows.append(row)
+                self._bytes_left -= len(row[3])
+                if self._bytes_left <= 0:
+                    break
+        return rows
 
     # membership
 

@@ -31,9 +31,14 @@ class Connection:
         if path in ("", ":memory:"):
             raise ConfigError("database: a store needs a file that several processes can open: sqlite:///shop.db")
         self.path = path
+        self._file = os.path.abspath(path)  # the working directory may change
+        self.opened = 0
+        """How often the database was opened: once more whenever the file was replaced."""
         self._thread: ThreadPoolExecutor | None = None
         self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None
         self._bell: sqlite3.Connection | None = None
+        self._bell_identity: tuple[int, int] | None = None
 
     async def open(self) -> None:
         """Connect, unless there is no file yet. Refuses what cannot work, with advice."""
@@ -47,7 +52,14 @@ class Connection:
 
         def job() -> R:
             with mapped(self.path):
-                return work(self._connected(), *args, **named)
+                connection = self._connected()
+                try:
+                    return work(connection, *args, **named)
+                except sqlite3.OperationalError as error:
+                    if not str(error).startswith("Could not decode to UTF-8"):
+                        raise
+                with keeping_odd_bytes(connection):
+                    return work(connection, *args, **named)
 
         return await self._in_thread(job)
 
@@ -57,24 +69,30 @@ class Connection:
 
     async def close(self) -> None:
         """Disconnect; what goes on in the thread is finished first."""
-        if self._bell is not None:
-            self._bell.close()
-            self._bell = None
+        self._close_bell()
         if self._thread is not None:
             await self._in_thread(self._disconnect)
             self._thread.shutdown(wait=False)
             self._thread = None
 
-    def bell(self) -> int | None:
-        """Give a number that changes when anybody has committed; None while there is no file. On the loop's thread."""
+    def bell(self) -> object:
+        """Give what changes when anybody has committed; None while there is no file. On the loop's thread."""
         with mapped(self.path):
+            identity = _identity(self._file)
+            if identity != self._bell_identity:
+                self._close_bell()
+            if identity is None:
+                return None
             if self._bell is None:
-                if not os.path.exists(self.path):
-                    return None
-                self._bell = _connect(self.path, create=False, patience=0.05)
+                self._bell = _connect(self._file, create=False, patience=0.05)
                 self._bell.execute("PRAGMA query_only = 1")
-            version: int = self._bell.execute("PRAGMA data_version").fetchone()[0]
-            return version
+                self._bell_identity = identity
+            return identity, self._bell.execute("PRAGMA data_version").fetchone()[0]
+
+    def _close_bell(self) -> None:
+        if self._bell is not None:
+            self._bell.close()
+        self._bell = self._bell_identity = None
 
     async def _in_thread(self, job: Callable[[], R]) -> R:
         if self._thread is None:
@@ -82,11 +100,18 @@ class Connection:
         return await asyncio.get_running_loop().run_in_executor(self._thread, job)
 
     def _connected(self, *, create: bool = False) -> sqlite3.Connection:
-        if self._connection is None:
-            if not create and not os.path.exists(self.path):
-                raise SchemaMismatch(f"there is no database {self.path} yet: {cure(self.path)}")
-            with mapped(self.path):
-                self._connection = _connect(self.path, create=create, patience=PATIENCE)
+        identity = _identity(self._file)
+        if self._connection is not None and identity == self._identity:
+            return self._connection
+        self._disconnect()
+        if identity is None and not create:
+            if self.opened:
+                raise StoreUnavailable(f"the database {self.path} is gone: somebody moved or deleted it; put it back")
+            raise SchemaMismatch(f"there is no database {self.path} yet: {cure(self.path)}")
+        with mapped(self.path):
+            self._connection = _connect(self._file, create=create, patience=PATIENCE)
+        self._identity = identity or _identity(self._file)
+        self.opened += 1
         return self._connection
 
     def _disconnect(self) -> None:
@@ -121,6 +146,25 @@ def _connect(path: str, *, create: bool, patience: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Tell one file from another of the same name; None if there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def keeping_odd_bytes(connection: sqlite3.Connection) -> Iterator[None]:
+    """Read text that is no UTF-8 too, as surrogates: a plain INSERT may have written any bytes."""
+    connection.text_factory = lambda text: text.decode(errors="surrogateescape")
+    try:
+        yield
+    finally:
+        connection.text_factory = str
 
 
 def _touch(connection: sqlite3.Connection) -> None:

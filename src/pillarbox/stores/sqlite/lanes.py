@@ -1,7 +1,7 @@
 """Lanes on SQLite: one group, all 64 or none. The holder has a lease, a random epoch, and the kernel's lock.
 
 The epoch fences: it is checked in every transaction of the holder. The lease lets others in when the holder hangs.
-The lock, on the file `<database>-relay`, lets them in at once when the holder is dead: the kernel frees it.
+The lock, on a file `<database>-relay`, lets them in at once when the holder is dead: the kernel frees it.
 
     the holder's row    the lock    what a second relay does
     none, released      any         takes
@@ -11,6 +11,7 @@ The lock, on the file `<database>-relay`, lets them in at once when the holder i
     any                 not free    waits
 """
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,20 +27,22 @@ from pillarbox.stores.sqlite.connection import writing
 
 ALL = Holding(frozenset(range(LANES)), LANES)
 NONE = Holding(frozenset(), LANES)
+PREFIX = "pillarbox_"
+"""The prefix unless set otherwise; tables with another one have a lock of their own."""
 
 
-def lock_file(path: str) -> str:
-    """Name the file beside a database whose lock the holder of its lanes keeps."""
-    return f"{path}-relay"
+def lock_file(path: str, prefix: str) -> str:
+    """Name the file beside a database whose lock the holder of its lanes keeps: one, by whatever name it is opened."""
+    return f"{os.path.realpath(path)}-{'' if prefix == PREFIX else prefix}relay"
 
 
 class LaneGroup:
     """Whether this relay holds the lanes."""
 
     def __init__(self, path: str, owner: str, prefix: str, lease: timedelta, clock: Clock) -> None:
-        self._owner, self._p, self._clock = owner, prefix, clock
+        self._path, self._owner, self._p, self._clock = path, owner, prefix, clock
         self._lease = lease // timedelta(microseconds=1)
-        self._lock = KernelLock(lock_file(path))
+        self._lock = KernelLock(lock_file(path, prefix))
         self._epoch: str | None = None
         self._away: Away | None = None
 
@@ -87,6 +90,8 @@ class LaneGroup:
                 self._lock.release()
 
     def _may_take(self, db: sqlite3.Connection) -> bool:
+        if not self._lock.held:  # a link may lead elsewhere by now
+            self._lock = KernelLock(lock_file(self._path, self._p))
         has_lock = self._lock.take()
         holder, lease_until, locked = db.execute(
             f"SELECT l.owner, r.lease_until, r.locked FROM {self._p}lanes l"

@@ -29,7 +29,7 @@ from pillarbox.ports import Clock
 from pillarbox.stores.sqlite.connection import reading, writing
 from pillarbox.stores.sqlite.lanes import LaneGroup
 from pillarbox.stores.sqlite.parking import ParkingLot
-from pillarbox.stores.sqlite.positions import load_positions
+from pillarbox.stores.sqlite.positions import begun_again, load_positions
 from pillarbox.stores.sqlite.rows import AS_ENTRY, CHUNK, log_entries
 from pillarbox.telemetry.hooks import Hooks, Moment
 
@@ -101,6 +101,7 @@ class Log:
         """Start from what is stored; inside the transaction that takes the lanes."""
         self.forget()
         stored = load_positions(db, self._p)
+        self._check_ids(db, stored.highest)
         for topic in stored.closed_ahead:
             self._tick(db, topic, stored.detours[topic], opened=1)
         self._main = _Reading(stored.main)
@@ -142,12 +143,18 @@ class Log:
                         entries += found
                 if not self._drains(paused, given):
                     found, read = self._read_main(db, room - len(entries))
+                    if not found:
+                        self._check_ids(db, self._main.read)
                     given.append((self._main, found, read))
                     entries += found
         self._lot.give(parked)
         for way, found, read in given:
             way.give(found, read)
         return entries
+
+    def _check_ids(self, db: sqlite3.Connection, position: int) -> None:
+        if stopped := begun_again(db, self._p, position):
+            raise StoreError(stopped)
 
     def _read_main(self, db: sqlite3.Connection, room: int) -> tuple[list[Entry], int]:
         """Read the main line; give the entries, and up to where it was read."""

@@ -142,9 +142,9 @@ class ParkingLot:
         """Copy entries of the log that were not published into the parking lot."""
         db.executemany(
             f"INSERT INTO {self._p}parked (state, line, due_at, attempts, last_error, parked_at, position, {STORED})"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            f" SELECT ?, ?, ?, ?, ?, ?, id, {STORED} FROM {self._p}outbox WHERE id = ?",  # even what is no UTF-8
             [
-                (*self._standing(entry, verdict), now, *_stored(entry))
+                (*self._standing(entry, verdict), now, entry.position)
                 for entry, verdict in settlements
                 if verdict.__class__ is not Published
             ],
@@ -191,15 +191,6 @@ class ParkingLot:
                 self._lines_out[line] -= 1
                 if not self._lines_out[line]:
                     del self._lines_out[line]
-
-
-def _stored(entry: Entry) -> tuple[Any, ...]:
-    """Give position and the columns STORED of an entry."""
-    data = entry.data
-    text, body = (None, data) if isinstance(data, bytes) else (data, None)
-    available = None if entry.available_at is None else microseconds(entry.available_at)
-    occurred = None if entry.occurred_at is None else microseconds(entry.occurred_at)
-    return (*entry[:6], text, body, *entry[7:11], available, occurred, microseconds(entry.created_at))
 
 
 @lru_cache(maxsize=2 * ROOM)

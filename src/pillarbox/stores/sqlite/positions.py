@@ -21,6 +21,10 @@ class Positions(NamedTuple):
     def lowest(self) -> int:
         return min(self.main, *self.detours.values()) if self.detours else self.main
 
+    @property
+    def highest(self) -> int:
+        return max(self.main, *self.detours.values()) if self.detours else self.main
+
 
 def load_positions(db: sqlite3.Connection, prefix: str) -> Positions:
     """Read the newest ticks."""
@@ -31,6 +35,33 @@ def load_positions(db: sqlite3.Connection, prefix: str) -> Positions:
     newest = {topic: _newest(db, prefix, topic) or (0, 1) for topic in detoured_topics(db, prefix)}
     detours = {topic: last_id for topic, (last_id, closed) in newest.items() if not closed or last_id > main}
     return Positions(main, detours, frozenset(topic for topic in detours if newest[topic][1]))
+
+
+def begun_again(db: sqlite3.Connection, prefix: str, position: int) -> str | None:
+    """Say so, with the cure, if ids are given anew that lie at or below a position: nobody would ever read those."""
+    outbox = f"{prefix}outbox"
+    [newest] = db.execute(
+        "SELECT max(coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0),"
+        f" coalesce((SELECT max(id) FROM {outbox}), 0))",
+        (outbox,),
+    ).fetchone()
+    if newest >= position:
+        return None
+    # What stands in the parking lot is not new: it keeps its place.
+    new = (
+        f"id <= {position} AND NOT EXISTS (SELECT 1 FROM {prefix}parked p"
+        f" WHERE p.position = {outbox}.id AND p.event_id = {outbox}.event_id)"
+    )
+    [count] = db.execute(f"SELECT count(*) FROM {outbox} WHERE {new}").fetchone()
+    return (
+        f"the ids of {outbox} have begun again: the newest is {newest}, but everything up to {position} is settled, so"
+        f" {count} {'row' if count == 1 else 'rows'} below would never be published. The table was rebuilt or emptied"
+        " together with its row in sqlite_sequence. Move the rows above the position, in their order, with this SQL:"
+        f" BEGIN IMMEDIATE; UPDATE {outbox} SET id = id + {position} WHERE {new};"
+        f" DELETE FROM sqlite_sequence WHERE name = '{outbox}';"
+        f" INSERT INTO sqlite_sequence (name, seq) SELECT '{outbox}', max({position}, coalesce(max(id), 0))"
+        f" FROM {outbox}; COMMIT;"
+    )
 
 
 def _newest(db: sqlite3.Connection, prefix: str, topic: str | None) -> tuple[int, int] | None:

@@ -106,11 +106,12 @@ class Finder:
             " WHERE state IN ('retrying', 'dead') ORDER BY position LIMIT ?",
             (limit,),
         ).fetchall()
-        records = []
-        for (position,) in rows:
-            query = Query(after=position - 1, newest_first=False, limit=1)
-            records += [found.record for found in self.added(db, query) if found.record.position == position]
-        return records
+        return [record for (position,) in rows if (record := self.at(db, position))]
+
+    def at(self, db: sqlite3.Connection, position: int) -> Record | None:
+        """Find the event at a position."""
+        found = self.added(db, Query(after=position - 1, newest_first=False, limit=1))
+        return found[0].record if found and found[0].record.position == position else None
 
     def received(self, db: sqlite3.Connection, query: Query) -> list[Found]:
         """Find events that were received and stand in the inbox's parking lot, or stood there."""

@@ -4,9 +4,11 @@ import sqlite3
 
 from pillarbox.core.routing import LANES
 from pillarbox.kernel_lock import is_free
-from pillarbox.ports import Away, Pause, RelaySeen, Stats
+from pillarbox.ports import Away, FullLot, Pause, RelaySeen, Stats
+from pillarbox.stores.sqlite import parking
 from pillarbox.stores.sqlite.connection import reading
-from pillarbox.stores.sqlite.positions import Positions, load_positions
+from pillarbox.stores.sqlite.lanes import lock_file
+from pillarbox.stores.sqlite.positions import Positions, begun_again, load_positions
 from pillarbox.stores.sqlite.records import Finder
 from pillarbox.stores.sqlite.rows import instant, maybe_instant
 
@@ -17,13 +19,14 @@ HEADS = 20
 class Overview:
     """Counts, the heads of blocked lines, pauses and relays, as of one moment."""
 
-    def __init__(self, prefix: str, finder: Finder, lock_file: str) -> None:
-        self._p, self._finder, self._lock_file = prefix, finder, lock_file
+    def __init__(self, prefix: str, finder: Finder, path: str) -> None:
+        self._p, self._finder, self._path = prefix, finder, path
 
     def stats(self, db: sqlite3.Connection) -> Stats:
         """Look at the whole."""
         with reading(db):
-            by_topic, oldest = self._pending(db, load_positions(db, self._p))
+            positions = load_positions(db, self._p)
+            by_topic, oldest = self._pending(db, positions)
             pending = sum(by_topic.values())
             published = db.execute(
                 f"SELECT at FROM {self._p}ticks WHERE published > 0 ORDER BY n DESC LIMIT 1"
@@ -42,6 +45,8 @@ class Overview:
                 relays=self._relays(db),
                 pending_by_topic=by_topic,
                 inbox_dead=self._count(db, "inbox_parked", "dead"),
+                stopped=begun_again(db, self._p, positions.highest),
+                full=self._full(db),
             )
 
     def _pending(self, db: sqlite3.Connection, positions: Positions) -> tuple[dict[str, int], int | None]:
@@ -73,6 +78,18 @@ class Overview:
         count: int = db.execute(sql, (state,)).fetchone()[0]
         return count
 
+    def _full(self, db: sqlite3.Connection) -> FullLot | None:
+        lines = db.execute(
+            f"SELECT count(*), min(id), position FROM {self._p}parked INDEXED BY {self._p}parked_line"
+            f" WHERE {parking.IN_LINE} GROUP BY line"
+        ).fetchall()
+        standing = sum(count for count, _, _ in lines)
+        if standing < parking.ROOM:
+            return None
+        longest, _, position = max(lines)
+        head = self._finder.at(db, position)
+        return FullLot(standing, head, longest - 1) if head else None
+
     def _pauses(self, db: sqlite3.Connection) -> list[Pause]:
         rows = db.execute(f"SELECT topic, since, who, why FROM {self._p}pauses ORDER BY topic")
         return [Pause(topic, instant(since), who, why) for topic, since, who, why in rows]
@@ -87,7 +104,7 @@ class Overview:
                 owner,
                 instant(seen),
                 # A holder whose lock the kernel has freed is dead, whatever its lease says.
-                instant(seen if locked and holds and is_free(self._lock_file) else until),
+                instant(seen if locked and holds and is_free(lock_file(self._path, self._p)) else until),
                 LANES if holds else 0,
                 None if since is None else Away(instant(since), error),
             )

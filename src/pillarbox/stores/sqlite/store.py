@@ -1,6 +1,7 @@
 """The SQLite store: joins lanes, log, records, retention and tables on one connection, in one thread."""
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
@@ -13,7 +14,7 @@ from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost, SchemaMismatch
 from pillarbox.ports import Away, Clock, Holding, Query, Record, Retention, SchemaStatus, Stats
 from pillarbox.stores.sqlite.connection import Connection
-from pillarbox.stores.sqlite.lanes import LaneGroup, lock_file
+from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
 from pillarbox.stores.sqlite.log import Log
 from pillarbox.stores.sqlite.mending import Mending
 from pillarbox.stores.sqlite.records import Finder
@@ -37,7 +38,7 @@ class SqliteStore:
         path: str,
         *,
         owner: str,
-        prefix: str = "pillarbox_",
+        prefix: str = PREFIX,
         lease: timedelta,
         topics: Topics,
         clock: Clock,
@@ -46,14 +47,16 @@ class SqliteStore:
         check_identifier("prefix", prefix)
         self._connection = Connection(path)
         self._tables = Tables(path, prefix)
-        self._lanes = LaneGroup(path, owner, prefix, lease, clock)
+        file = os.path.abspath(path)  # the working directory may change
+        self._lanes = LaneGroup(file, owner, prefix, lease, clock)
         self._log = Log(owner, prefix, topics, self._lanes, clock, hooks)
         self._finder = Finder(prefix)
-        self._overview = Overview(prefix, self._finder, lock_file(path))
+        self._overview = Overview(prefix, self._finder, file)
         self._mending = Mending(prefix, self._finder, clock)
         self._pruner = Pruner(prefix, clock)
         self._one_reader = asyncio.Lock()
-        self._heard: int | None = None
+        self._heard: object = None
+        self._taken_in = 0
 
     async def open(self) -> None:
         await self._connection.open()
@@ -109,6 +112,7 @@ class SqliteStore:
     def _take(self, db: sqlite3.Connection) -> Holding:
         with self._lanes.taking(db) as taken:
             if taken:
+                self._taken_in = self._connection.opened
                 self._log.load(db)
         return self._lanes.holding
 
@@ -129,6 +133,7 @@ class SqliteStore:
 
         def job(db: sqlite3.Connection) -> R:
             try:
+                self._check_file()
                 return work(db, *args, **named)
             except LaneLost:
                 self._lanes.forget()
@@ -136,6 +141,10 @@ class SqliteStore:
                 raise
 
         return await self._connection.run(job)
+
+    def _check_file(self) -> None:
+        if self._lanes.holding.lanes and self._taken_in != self._connection.opened:
+            raise LaneLost(f"the database {self._connection.path} was replaced by another file; it is opened anew")
 
     async def stats(self) -> Stats:
         return await self._connection.run(self._overview.stats)

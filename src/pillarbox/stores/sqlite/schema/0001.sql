@@ -23,8 +23,19 @@ CREATE TABLE IF NOT EXISTS {prefix}outbox (
     available_at    INTEGER,
     occurred_at     INTEGER,
     created_at      INTEGER NOT NULL DEFAULT (CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)),
+    -- A plain INSERT that the relay could not read is refused at once. Instants end with the year 9999.
+    CHECK (id > 0),
     CHECK ((payload IS NULL) <> (body IS NULL)),
-    CHECK (event_type <> '' AND topic <> '')
+    CHECK (event_type <> '' AND topic <> ''),
+    CHECK (typeof(event_id) = 'text' AND typeof(aggregate_type) = 'text' AND typeof(aggregate_id) = 'text'),
+    CHECK (typeof(event_type) = 'text' AND typeof(topic) = 'text'),
+    CHECK (typeof(payload) IN ('text', 'null') AND typeof(body) IN ('blob', 'null')),
+    CHECK (typeof(content_type) IN ('text', 'null') AND typeof(headers) IN ('text', 'null')),
+    CHECK (typeof(idempotency_key) IN ('text', 'null')),
+    CHECK (typeof(number) IN ('integer', 'null') AND number >= 0),
+    CHECK (typeof(available_at) IN ('integer', 'null') AND available_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (typeof(occurred_at) IN ('integer', 'null') AND occurred_at BETWEEN -62135596800000000 AND 253402300799999999),
+    CHECK (typeof(created_at) = 'integer' AND created_at BETWEEN 0 AND 253402300799999999)
 );
 CREATE INDEX IF NOT EXISTS {prefix}outbox_event ON {prefix}outbox (event_id);
 CREATE INDEX IF NOT EXISTS {prefix}outbox_aggregate ON {prefix}outbox (aggregate_type, aggregate_id, id);

@@ -1,0 +1,90 @@
+"""Secrets show nowhere: whatever a URL or an option looks like, no error repeats it and `shown` hides it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pillarbox.core.routing import Topic
+from pillarbox.errors import ConfigError
+from pillarbox.settings import Settings
+from pillarbox.settings.kinds import known_keys
+from pillarbox.settings.urls import HIDDEN, file_of, parse_url, without_secrets
+from pillarbox.wiring import Relay
+
+MARK = "hunter2"
+NAMES = tuple(
+    "password PWD client_secret access_token api.key sig Authorization credentials sasl.jaas.config ssl_key_pem"
+    " sasl-mechanism passphrase p%61ss".split()
+)
+
+around = st.text("ab1/ @:?&;#%,'\"\\+é\n", max_size=6)
+secrets = st.builds("{}hunter2{}".format, around, around)
+schemes = st.sampled_from(["postgresql", "sqlite", "sqlite+pysqlite", "kafka", "https", "stdout", "memory", "x"])
+users = st.sampled_from(["", "me", "me:", ":", "a b:"])
+ends = st.sampled_from(["", "host", "host/db", "one:1,two:2/db?x=1", "host:5432"])
+
+
+@st.composite
+def urls(draw: st.DrawFn) -> str:
+    """URLs that hold a secret: before the @, or as an option."""
+    scheme, secret, end = draw(schemes), draw(secrets), draw(ends)
+    if draw(st.booleans()):
+        user = draw(users)
+        secret = secret if ":" in user else secret.replace(":", "")  # what stands before the first colon is a name
+        return f"{scheme}://{user}{secret}@{end}"
+    separator, name = draw(st.sampled_from("?&;#")), draw(st.sampled_from(NAMES))
+    return f"{scheme}://{end}{separator}{name}={secret}{draw(st.sampled_from(['', '&x=1', ';y=2']))}"
+
+
+@contextmanager
+def nothing_is_said() -> Iterator[None]:
+    """Let an error pass if it and its causes do not say the secret."""
+    try:
+        yield
+    except ConfigError as error:
+        said: BaseException | None = error
+        while said is not None:
+            assert MARK not in str(said)
+            said = None if said.__suppress_context__ and said.__cause__ is None else said.__cause__ or said.__context__
+
+
+@given(urls())
+def test_no_error_about_a_url_says_its_secret(url: str) -> None:
+    assert MARK not in without_secrets(url)
+    with nothing_is_said():
+        file_of("database", parse_url("database", url))
+    with nothing_is_said():
+        Relay(database=url, broker=url)
+
+
+@given(urls(), st.sampled_from(known_keys()))
+def test_no_error_about_a_setting_says_a_secret_that_stands_in_the_wrong_place(url: str, key: str) -> None:
+    with nothing_is_said():
+        shown = Settings.load(environment={}, flags={key: url}).shown()
+        assert MARK not in repr(list(shown))
+    with nothing_is_said():
+        Settings.load(environment={f"PILLARBOX_{key.replace('.', '_').upper()}": url})
+    with nothing_is_said():
+        Settings.load(environment={}, flags={key: [url]})
+    with nothing_is_said():
+        Settings.load(environment={}, flags={url: "1"})
+
+
+@given(urls(), secrets, st.sampled_from(NAMES))
+def test_options_of_a_broker_are_hidden_at_any_depth(url: str, secret: str, name: str) -> None:
+    options = {"servers": [url, [url]], "deep": {"er": {"url": url, name: secret}, name: {"any": secret}}, name: secret}
+    settings = Settings(database=url, broker=url, options={"kafka": options}, topics={"key-events": Topic()})
+    shown = {one.key: one.value for one in settings.shown()}
+    assert MARK not in repr(shown)
+    assert MARK not in repr(settings)
+    assert shown["topic.key-events.order"] == "aggregate"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_with_a_secret_name_is_hidden(name: str) -> None:
+    settings = Settings(options={"kafka": {name: 5, "linger": 5}})
+    shown = {one.key: one.value for one in settings.shown()}
+    assert (shown[f"kafka.{name}"], shown["kafka.linger"]) == (HIDDEN, 5)
