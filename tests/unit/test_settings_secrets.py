@@ -15,9 +15,9 @@ from pillarbox.settings.urls import HIDDEN, file_of, parse_url, without_secrets
 from pillarbox.wiring import Relay
 
 MARK = "hunter2"
-NAMES = tuple(
-    "password PWD client_secret access_token api.key sig Authorization credentials sasl.jaas.config ssl_key_pem"
-    " sasl-mechanism passphrase p%61ss".split()
+NAMES = (
+    *("password", "PWD", "client_secret", "access_token", "api.key", "sig", "Authorization", "credentials"),
+    *("sasl.jaas.config", "ssl_key_pem", "sasl-mechanism", "passphrase", "p%61ss"),
 )
 
 around = st.text("ab1/ @:?&;#%,'\"\\+é\n", max_size=6)
@@ -33,7 +33,8 @@ def urls(draw: st.DrawFn) -> str:
     scheme, secret, end = draw(schemes), draw(secrets), draw(ends)
     if draw(st.booleans()):
         user = draw(users)
-        secret = secret if ":" in user else secret.replace(":", "")  # what stands before the first colon is a name
+        if ":" not in user:  # what stands before the first colon is a name, and a third slash begins a path
+            secret = secret.replace(":", "").lstrip("/")
         return f"{scheme}://{user}{secret}@{end}"
     separator, name = draw(st.sampled_from("?&;#")), draw(st.sampled_from(NAMES))
     return f"{scheme}://{end}{separator}{name}={secret}{draw(st.sampled_from(['', '&x=1', ';y=2']))}"
