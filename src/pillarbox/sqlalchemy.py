@@ -114,7 +114,7 @@ class Inbox:
     ) -> Callable[[Handler[Any]], Handler[Any]]: ...
     def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
         """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return lambda function: self.handlers.register(type, function, payload, replays)
+        return self.handlers.registrar(type, payload, replays)
 
     def first_time(self, transaction: Transaction, message_id: str | UUID) -> bool:
         """Note a message in the session's transaction; False if this consumer has it already."""
@@ -175,7 +175,7 @@ class AsyncInbox:
     ) -> Callable[[AnyHandler[Any]], AnyHandler[Any]]: ...
     def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
         """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return lambda function: self.handlers.register(type, function, payload, replays)
+        return self.handlers.registrar(type, payload, replays)
 
     async def first_time(self, transaction: AsyncTransaction, message_id: str | UUID) -> bool:
         """Note a message in the session's transaction; False if this consumer has it already."""

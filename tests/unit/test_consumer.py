@@ -64,6 +64,7 @@ async def test_types_without_a_handler_are_passed_over_without_a_row(bench: Cons
     assert await bench.consume() == 1
     assert bench.unacknowledged() == 0
     assert [facts["ignored"] for facts in bench.told(Moment.ACKNOWLEDGED)] == [1]
+    assert [facts["type"] for facts in bench.told(Moment.TYPE_PASSED_OVER)] == ["OrderShipped"]
     assert bench.db.execute("SELECT event_id FROM pillarbox_inbox").fetchall() == [(id_of(2),)]
 
 

@@ -95,9 +95,20 @@ def test_a_consumer_needs_a_name(name: Any) -> None:
         Handlers(name, takes_async=False)
 
 
-def test_an_empty_type_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no type of event"):
-        handlers().register("", plain, None, False)
+@pytest.mark.parametrize("type", ["", None, lambda transaction, event: None], ids=["empty", "none", "no parentheses"])
+def test_what_is_no_type_of_event_is_refused(type: Any) -> None:
+    with pytest.raises(ConfigError, match=r"no type of event; name one: @inbox\.handler\('OrderPlaced'\)"):
+        Handlers("billing", takes_async=False).registrar(type, None, False)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda: None, lambda event: None, lambda a, b, c: None, lambda a, b, *, c: None],
+    ids=["0", "1", "3", "c"],
+)
+def test_a_handler_that_cannot_take_a_transaction_and_an_event_is_refused(function: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="two arguments, the transaction and the event"):
+        Handlers("billing", takes_async=False).register("OrderPlaced", function)
 
 
 def test_a_type_without_a_handler_is_named() -> None:

@@ -68,6 +68,7 @@ class Handling:
         self._running: dict[int, Running] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._told_of: set[tuple[Moment, str]] = set()
+        self._passed_over: set[str] = set()
         self._fatal: BaseException | None = None
         self.answered = asyncio.Event()
         """Set when there is an answer to collect."""
@@ -165,6 +166,7 @@ class Handling:
     async def _receive(self, worker: int, received: Received) -> Reception:
         """Handle one delivery: at most two transactions, the second of them with the handler in it."""
         if not received.handled:
+            self._tell_passed_over(received)
             return Reception.IGNORED
         if received.unreadable:
             raise received.unreadable
@@ -218,6 +220,12 @@ class Handling:
             self._told_of.add((moment, handler.type))
             shown = {} if value is None else {"value": sayable(reprlib.repr(value))}
             self._hooks.reach(moment, type=received.type, event_id=received.key, handler=handler.name, **shown)
+
+    def _tell_passed_over(self, received: Received) -> None:
+        """Say once for each type that nobody handles it here: a misspelt type would be missed in silence."""
+        if received.type not in self._passed_over:
+            self._passed_over.add(received.type)
+            self._hooks.reach(Moment.TYPE_PASSED_OVER, type=received.type, topic=received.delivery.topic)
 
     async def _watch(self) -> None:
         """Tell of handlers that take long: after half a minute, then every minute."""

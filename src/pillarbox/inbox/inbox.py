@@ -37,10 +37,15 @@ class Handlers:
         self._takes_async = takes_async
         self._by_type: dict[str, Handler] = {}
 
-    def register(self, type: str, function: H, model: Any, replays: bool) -> H:
-        """Take a handler for a type of event; there is one for each type."""
-        if not type:
-            raise ConfigError(f"handler: {type!r} is no type of event; name one: @inbox.handler('OrderPlaced')")
+    def registrar(self, type: object, model: Any, replays: bool) -> Callable[[H], H]:
+        """Give what registers a function for a type of event; there is one for each type."""
+        if not isinstance(type, str) or not type:
+            raise ConfigError(f"handler: {type!r:.60} is no type of event; name one: @inbox.handler('OrderPlaced')")
+        name = type
+        return lambda function: self.register(name, function, model, replays)
+
+    def register(self, type: str, function: H, model: Any = None, replays: bool = False) -> H:
+        """Take a handler for a type of event."""
         handler = Handler(type, function, _check_function(type, function, self._takes_async), model, replays)
         if type in self._by_type:
             raise ConfigError(
@@ -96,12 +101,28 @@ def _check_function(type: str, function: object, takes_async: bool) -> bool:
     inner = _innermost(function)
     if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
         raise ConfigError(f"handler of {type!r}: it has a yield, so calling it would run nothing; remove the yield")
+    _check_parameters(type, function)
     is_async = inspect.iscoroutinefunction(inner)
     if is_async and not takes_async:
         raise ConfigError(
             f"handler of {type!r}: it is async and this Inbox is not: take AsyncInbox, or make it a plain function"
         )
     return is_async
+
+
+def _check_parameters(type: str, function: Callable[..., Any]) -> None:
+    """Refuse a handler that cannot be called with a transaction and an event."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions of C cannot tell
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise ConfigError(
+            f"handler of {type!r}: it is called with two arguments, the transaction and the event,"
+            f" and cannot be: {error}"
+        ) from error
 
 
 def _innermost(function: Any) -> Any:

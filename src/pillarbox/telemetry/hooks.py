@@ -42,6 +42,7 @@ class Moment(StrEnum):
     HANDLER_SLOW = "handler slow"
     HANDLER_RETURNED = "handler returned"
     HANDLER_COMMITTED = "handler committed"
+    TYPE_PASSED_OVER = "type passed over"
 
 
 TOLD = frozenset(
@@ -57,6 +58,7 @@ TOLD = frozenset(
         Moment.HANDLER_SLOW,
         Moment.HANDLER_RETURNED,
         Moment.HANDLER_COMMITTED,
+        Moment.TYPE_PASSED_OVER,
     )
 )
 """Moments at which nothing is decided."""

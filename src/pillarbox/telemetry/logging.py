@@ -57,6 +57,10 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
             f"{f.get('handler')} returned {f.get('value')}, which nobody uses; raise Reject or RetryLater to refuse"
         ),
     ),
+    Moment.TYPE_PASSED_OVER: (
+        logging.INFO,
+        lambda f: f"passes over {f.get('type')!r} in {f.get('topic')}: no handler is registered for it",
+    ),
     Moment.HANDLER_COMMITTED: (
         logging.WARNING,
         lambda f: (

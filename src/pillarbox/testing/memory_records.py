@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
@@ -144,7 +145,7 @@ class MemoryStore(MemorySource):
         return paused
 
     def _audit(self, what: str, count: int) -> int:
-        self.database.audit.append((self.database.clock.now(), getpass.getuser(), what, count))
+        self.database.audit.append((self.database.clock.now(), _user(), what, count))
         return count
 
     def _parked_by(self, query: Query, states: Sequence[str]) -> list[Parked]:
@@ -226,3 +227,10 @@ def _matches(query: Query, record: Record) -> bool:
         and (query.until is None or record.created_at < query.until)
         and (query.after is None or record.position > query.after)
     )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
