@@ -4,6 +4,7 @@ import importlib.util
 import platform
 import re
 import shutil
+import signal
 import sqlite3
 import sys
 from collections.abc import Callable
@@ -33,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fail if a test was skipped that this machine could have run",
     )
+
+
+def pytest_configure() -> None:
+    # A shell's background jobs ignore SIGINT, and children inherit that: a Ctrl-C that is tested would do nothing.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
