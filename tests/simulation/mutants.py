@@ -11,7 +11,7 @@ from pillarbox.core.routing import Line
 from pillarbox.core.window import Settled, Window
 from pillarbox.relay.chores import Lease
 from pillarbox.relay.pump import Pump
-from pillarbox.testing.memory import MemorySource
+from pillarbox.testing.memory_source import MemorySource
 from tests.simulation.consumers import SimulatedSubscriber
 
 Mutant = Callable[[], Any]

@@ -8,7 +8,8 @@ from datetime import datetime, timedelta
 
 from pillarbox.core.routing import Line
 from pillarbox.ports import Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
-from pillarbox.testing.memory import MemorySource, Parked, Row
+from pillarbox.testing.memory import Parked, Row
+from pillarbox.testing.memory_source import MemorySource
 
 COUNTED = 10_000
 BATCH = 5_000

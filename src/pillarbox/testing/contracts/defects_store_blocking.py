@@ -5,8 +5,8 @@ from pillarbox.core.routing import Line
 from pillarbox.errors import LaneLost
 from pillarbox.ports import Holding
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
-from pillarbox.testing.memory import _Memory
 from pillarbox.testing.memory_records import MemoryStore
+from pillarbox.testing.memory_source import _Memory
 
 DEFECTS: list[StoreDefect] = []
 breaks = into(DEFECTS)

@@ -11,8 +11,9 @@ from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost
 from pillarbox.ports import Away, Holding, RelaySeen
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
-from pillarbox.testing.memory import Position, _Memory
+from pillarbox.testing.memory import Position
 from pillarbox.testing.memory_records import MemoryStore
+from pillarbox.testing.memory_source import _Memory
 
 DEFECTS: list[StoreDefect] = []
 breaks = into(DEFECTS)
