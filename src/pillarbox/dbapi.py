@@ -65,9 +65,9 @@ class Inbox:
     """SQLite has one writer at a time."""
 
     def __init__(self, consumer: str, opener: Callable[[], sqlite3.Connection], *, prefix: str = "pillarbox_") -> None:
-        if not callable(opener):
+        if isinstance(opener, sqlite3.Connection) or not callable(opener):  # a connection can be called, too
             raise ConfigError(
-                f"opener: {opener!r:.60} cannot be called: give a function that opens a connection,"
+                f"opener: {opener!r:.60} opens nothing: give a function that opens a connection,"
                 " for example lambda: sqlite3.connect('billing.db')"
             )
         self.consumer = consumer

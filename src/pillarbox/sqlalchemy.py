@@ -23,8 +23,8 @@ from pillarbox.inbox.steps import Call, Program, call_async, call_sync, drive, d
 try:
     import sqlalchemy as sa
     from sqlalchemy import exc
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-    from sqlalchemy.orm import Session, scoped_session
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
 except ImportError as error:
     raise MissingExtra("sqlalchemy", "pillarbox.sqlalchemy") from error
 
@@ -103,7 +103,7 @@ class Inbox:
     def __init__(self, consumer: str, sessions: Callable[[], Session], *, prefix: str = "pillarbox_") -> None:
         self.consumer = consumer
         self.handlers = Handlers(consumer, prefix, takes_async=False)
-        self._sessions = _check_opener(sessions, "a sessionmaker")
+        self._sessions = _check_opener(sessions, "a sessionmaker", unlike=async_sessionmaker)
         self._prefix = prefix
 
     @overload
@@ -162,7 +162,7 @@ class AsyncInbox:
     def __init__(self, consumer: str, sessions: Callable[[], AsyncSession], *, prefix: str = "pillarbox_") -> None:
         self.consumer = consumer
         self.handlers = Handlers(consumer, prefix, takes_async=True)
-        self._sessions = _check_opener(sessions, "an async_sessionmaker")
+        self._sessions = _check_opener(sessions, "an async_sessionmaker", unlike=sessionmaker)
         self._prefix = prefix
 
     @overload
@@ -274,8 +274,8 @@ def _texts(consumer: str, prefix: str) -> Texts:
     return Texts(consumer, sqlite_texts(prefix))
 
 
-def _check_opener(sessions: Callable[[], R], kind: str) -> Callable[[], R]:
-    if not callable(sessions):
+def _check_opener(sessions: Callable[[], R], kind: str, *, unlike: type) -> Callable[[], R]:
+    if isinstance(sessions, unlike) or not callable(sessions):
         raise ConfigError(f"sessions: {sessions!r:.60} opens no sessions: give {kind}")
     return sessions
 

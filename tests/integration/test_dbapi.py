@@ -285,3 +285,10 @@ fail = False
 print(handle(), handle(), sqlite3.connect(path).execute("SELECT count(*) FROM effects").fetchone()[0])
 """
     assert run_modern(file, body).split() == ["handled", "copy", "1"]
+
+
+def test_an_inbox_refuses_a_connection_in_place_of_what_opens_one() -> None:
+    connection = sqlite3.connect(":memory:")
+    with pytest.raises(ConfigError, match="opens nothing: give a function that opens a connection"):
+        Inbox("billing", connection)  # type: ignore[arg-type]
+    connection.close()

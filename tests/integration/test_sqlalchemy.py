@@ -342,3 +342,10 @@ async def test_where_an_async_engine_begins_a_savepoint_may_come_first(file: Sql
             await end(session)
         assert len(file.rows("outbox")) == rows
     await engine.dispose()
+
+
+def test_an_inbox_refuses_sessions_of_the_other_kind() -> None:
+    with pytest.raises(ConfigError, match="give a sessionmaker"):
+        Inbox("billing", async_sessionmaker())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="give an async_sessionmaker"):
+        AsyncInbox("billing", sessionmaker())  # type: ignore[arg-type]
