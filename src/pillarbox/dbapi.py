@@ -65,11 +65,7 @@ class Inbox:
     """SQLite has one writer at a time."""
 
     def __init__(self, consumer: str, opener: Callable[[], sqlite3.Connection], *, prefix: str = "pillarbox_") -> None:
-        if isinstance(opener, sqlite3.Connection) or not callable(opener):  # a connection can be called, too
-            raise ConfigError(
-                f"opener: {opener!r:.60} opens nothing: give a function that opens a connection,"
-                " for example lambda: sqlite3.connect('billing.db')"
-            )
+        _check_opener(opener)
         self.consumer = consumer
         self.handlers = Handlers(consumer, prefix, takes_async=False)
         self.texts = Texts(consumer, sqlite_texts(prefix))
@@ -137,6 +133,14 @@ class Inbox:
             _end(connection, "ROLLBACK")
         except sqlite3.Error:  # it is broken: the next program opens another
             self.close()
+
+
+def _check_opener(opener: object) -> None:
+    if isinstance(opener, sqlite3.Connection) or not callable(opener):  # a connection can be called, too
+        raise ConfigError(
+            f"opener: {opener!r:.60} opens nothing: give a function that opens a connection,"
+            " for example lambda: sqlite3.connect('billing.db')"
+        )
 
 
 def _run(connection: sqlite3.Connection, statement: Statement) -> Rows:
