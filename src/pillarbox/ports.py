@@ -88,7 +88,8 @@ class Lanes(Protocol):
 
     async def release(self, lanes: Collection[int] | None = None) -> None:
         """Give lanes back (all by default), so that others may take them at once. Nothing of them may be in flight.
-        All of them: also forget everything in memory, so that the next `take` starts from what is stored."""
+        All of them: every one that is in our name, whatever is in memory; and forget everything, so that the next
+        `take` starts from what is stored."""
 
 
 Status = Literal["pending", "retrying", "blocked", "delayed", "published", "dead", "dropped", "handled"]

@@ -107,8 +107,8 @@ class MemorySource:
 
     async def release(self, lanes: Collection[int] | None = None) -> None:
         await self._point("release")
-        giving = set(self._memory.epochs if lanes is None else lanes)
-        for number in giving & self._held():
+        giving = self._in_our_name() if lanes is None else set(lanes) & self._held()
+        for number in giving:
             self.database.lanes[number].owner = None
         for number in giving:
             self._memory.epochs.pop(number, None)
@@ -118,6 +118,10 @@ class MemorySource:
             self.database.members.pop(self.owner, None)
             self._memory = _Memory()
         await self._point("released")
+
+    def _in_our_name(self) -> set[int]:
+        """Give every lane that the table says is ours, also those that a loss of others made us forget."""
+        return {number for number, lane in enumerate(self.database.lanes) if lane.owner == self.owner}
 
     def _held(self) -> set[int]:
         current = self.database.epochs(self._memory.epochs)

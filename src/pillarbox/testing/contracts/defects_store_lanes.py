@@ -19,6 +19,15 @@ DEFECTS: list[StoreDefect] = []
 breaks = into(DEFECTS)
 
 
+# Releasing after a loss.
+
+
+@breaks("test_after_a_loss_a_release_leaves_no_lane_in_its_name")
+class ReleasesOnlyWhatItRemembers(MemoryStore):
+    def _in_our_name(self) -> set[int]:
+        return self._held()
+
+
 # Taking.
 
 

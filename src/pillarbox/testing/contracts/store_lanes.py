@@ -215,6 +215,20 @@ class LanesRules:
         assert len((await first.take()).lanes) == LANES // 2
 
     @needs("shares")
+    async def test_after_a_loss_a_release_leaves_no_lane_in_its_name(self, bench: StoreBench) -> None:
+        first, second, third = await holder(bench, "a"), await bench.store("b"), await bench.store("c")
+        bench.clock.advance(LEASE - 5)
+        await third.take()
+        bench.clock.advance(6)
+        taken = (await second.take()).lanes
+        assert len(taken) == LANES // 2
+        with pytest.raises(LaneLost):
+            await first.entries(10)
+        await first.release()
+        held = taken | (await first.take()).lanes | (await third.take()).lanes
+        assert held == frozenset(range(LANES)), "a lane is in the name of one that does not know of it"
+
+    @needs("shares")
     async def test_renewing_tells_what_would_be_fair_now(self, bench: StoreBench) -> None:
         first, second, third = await holder(bench, "a"), await bench.store("b"), await bench.store("c")
         assert (await first.renew(None)).share == LANES
