@@ -7,11 +7,11 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeVar, overload
 from uuid import UUID
 
 from pillarbox.core.event import Event
-from pillarbox.core.insert import OnDuplicate, Place, Rows, Statement, insertion
+from pillarbox.core.insert import OnDuplicate, Place, Rows, Statement, insertion, plain_insertion
 from pillarbox.core.routing import DEFAULT_TOPIC
 from pillarbox.core.sqlite_facts import LEGACY, check_transaction, error_of
 from pillarbox.errors import ConfigError, StoreUnavailable
@@ -47,8 +47,13 @@ class Outbox:
     def add(self, connection: sqlite3.Connection, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
         """Add events in the connection's transaction; they are published if, and only if, it commits."""
         _check_connection(connection)
-        with _failures(connection):
-            drive(insertion(events, self._place, on_duplicate), lambda statement: _run(connection, statement))
+        try:
+            if (plain := plain_insertion(events, self._place, on_duplicate)) is not None:
+                _run(connection, plain)
+            else:
+                drive(insertion(events, self._place, on_duplicate), lambda statement: _run(connection, statement))
+        except sqlite3.Error as error:  # not with _failures: this is the path that every event pays for
+            _raise_ours(connection, error)
 
 
 class Inbox:
@@ -145,7 +150,10 @@ def _check_opener(opener: object) -> None:
 
 def _run(connection: sqlite3.Connection, statement: Statement) -> Rows:
     if statement.rows is not None:
-        connection.executemany(statement.sql, statement.rows)
+        if len(statement.rows) == 1:
+            connection.execute(statement.sql, statement.rows[0])
+        else:
+            connection.executemany(statement.sql, statement.rows)
         return ()
     return connection.execute(statement.sql, statement.parameters).fetchall()
 
@@ -169,7 +177,8 @@ def _end(connection: sqlite3.Connection, how: Literal["COMMIT", "ROLLBACK"]) -> 
 
 def _check_connection(connection: sqlite3.Connection) -> None:
     _check_module(connection)
-    check_transaction(connection, _cure(connection))
+    if not connection.in_transaction:
+        check_transaction(connection, _cure(connection))
 
 
 def _check_module(connection: object) -> None:
@@ -207,10 +216,14 @@ def _failures(connection: sqlite3.Connection) -> Iterator[None]:
     """Turn sqlite3's errors into ours; its ProgrammingError is the caller's own and stays."""
     try:
         yield
-    except (sqlite3.ProgrammingError, sqlite3.InterfaceError):
-        raise
     except sqlite3.Error as error:
-        raise error_of(error, _file(connection), _begin_advice(connection)) from error
+        _raise_ours(connection, error)
+
+
+def _raise_ours(connection: sqlite3.Connection, error: sqlite3.Error) -> NoReturn:
+    if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
+        raise error
+    raise error_of(error, _file(connection), _begin_advice(connection)) from error
 
 
 @contextmanager
