@@ -372,3 +372,10 @@ def test_headers_with_half_a_character_cannot_be_encoded(headers: str) -> None:
 
 def test_headers_with_a_whole_character_in_two_escapes_can() -> None:
     assert encode(order(headers='{"a": "\\ud83d\\ude00"}'), 1).headers["a"] == "\U0001f600"
+
+
+@pytest.mark.parametrize("column", ["data", "topic", "event_type", "aggregate_id"])
+def test_text_that_is_no_utf8_cannot_be_encoded(column: str) -> None:
+    odd = entry_of(Event("Placed", 1, aggregate=("order", 1)), **{column: "a\udce4b"})
+    with pytest.raises(EncodeError, match=r"it has text that is no UTF-8: '\\udce4"):
+        encode(odd, 0)
