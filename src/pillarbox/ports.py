@@ -231,8 +231,9 @@ class Records(Protocol):
     async def prune(self, retention: Retention) -> int:
         """Delete one bounded batch of what has been settled for long enough; 0 when there is nothing left to do."""
 
-    async def pause(self, topic: str, who: str, why: str) -> None:
-        """Stop publishing a topic; it keeps its place, others flow on. Survives restarts."""
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        """Stop publishing a topic; it keeps its place, others flow on. Survives restarts. If it is paused already,
+        change nothing and give that pause."""
 
     async def resume(self, topic: str) -> bool:
         """Publish a topic again from where it stopped; False if it was not paused."""

@@ -61,7 +61,11 @@ def configured(shop: "Shop") -> "Shop":
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("database = \n", "pillarbox: pillarbox.toml: Invalid value (at line 1, column 12)"),
+        (
+            "database = \n",
+            "pillarbox: pillarbox.toml: line 1, column 12: Invalid value; mend it there, or compare with what"
+            " `pillarbox init --config example.toml` writes",
+        ),
         (
             "[relay]\nbach = 10",
             "pillarbox: pillarbox.toml: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
@@ -384,6 +388,17 @@ def test_events_are_listed_as_json_with_fixed_keys(configured: "Shop") -> None:
     assert newest["aggregate"] is None
 
 
+def test_the_reference_names_the_keys_of_an_event_in_json() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text()
+    table = page.partition("## An event in JSON\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == RECORD_KEYS
+
+
+def test_a_list_of_what_was_added_has_no_consumers(configured: "Shop") -> None:
+    configured.placed()
+    assert "CONSUMER" not in configured.type("pillarbox events list").stdout
+
+
 @pytest.mark.parametrize(
     ("flags", "found"),
     [
@@ -480,6 +495,32 @@ def test_relay_once_says_what_it_did(configured: "Shop") -> None:
     assert configured.received() == ids
 
 
+def test_relay_once_names_the_pause_that_made_it_leave_events(configured: "Shop") -> None:
+    configured.type("pillarbox pause order-events --why 'the shop moves house'", LOGNAME="ann")
+    configured.placed()
+    summary, warning = configured.type("pillarbox relay once").stderr.splitlines()
+    assert re.fullmatch(
+        r"\S+ WARNING topic order-events is paused by ann@\S+ since \S+ \S+ UTC \(the shop moves house\): its events"
+        r" were left; `pillarbox resume order-events` lets it flow again",
+        warning,
+    )
+    assert summary == "published 0 events"
+
+
+def test_relay_once_tells_of_a_pause_in_a_json_line(configured: "Shop") -> None:
+    configured.type("pillarbox pause order-events")
+    done = configured.type("pillarbox relay once --json")
+    assert json.loads(done.stdout) == {"published": 0}
+    assert json.loads(done.stderr)["text"].startswith("topic order-events is paused by ")
+
+
+def test_relay_once_says_nothing_of_a_pause_that_has_ended(configured: "Shop") -> None:
+    configured.type("pillarbox pause order-events")
+    configured.placed()
+    configured.type("pillarbox resume order-events")
+    assert configured.type("pillarbox relay once").stderr == "published 1 event\n"
+
+
 def test_events_printed_to_stdout_are_one_json_line_each(configured: "Shop") -> None:
     id = configured.placed()
     done = configured.type("pillarbox relay once --json --broker stdout:")
@@ -572,8 +613,40 @@ def test_yes_does_not_ask(dead: tuple["Shop", list[str]]) -> None:
 
 
 def test_pause_and_resume_answer_in_json_too(configured: "Shop") -> None:
-    assert configured.json("pillarbox pause order-events --json") == {"topic": "order-events", "paused": True}
+    pause = "pillarbox pause order-events --json"
+    assert configured.json(pause) == {"topic": "order-events", "paused": True, "changed": True}
+    assert configured.json(pause) == {"topic": "order-events", "paused": True, "changed": False}
     assert configured.json("pillarbox resume order-events --json") == {"topic": "order-events", "paused": False}
+
+
+def test_the_command_that_ends_a_pause_can_be_run_as_it_stands(migrated: "Shop") -> None:
+    said = migrated.type(f"pillarbox pause 'my orders' --database {migrated.database}").stdout
+    assert said == (
+        "my orders is paused; `pillarbox resume 'my orders' --database sqlite:///shop.db` lets it flow again\n"
+    )
+    migrated.type(said.split("`")[1])
+
+
+@pytest.mark.parametrize(
+    ("again", "nothing_changed"),
+    [
+        ("", ""),
+        ("--why 'the shop moves house'", ""),
+        ("--why 'stocktaking'", ": nothing was changed, your reason was not noted"),
+    ],
+)
+def test_a_topic_that_is_paused_already_keeps_its_first_reason(
+    configured: "Shop", again: str, nothing_changed: str
+) -> None:
+    configured.type("pillarbox pause order-events --why 'the shop moves house'", LOGNAME="ann")
+    first = configured.json("pillarbox status --json")["stats"]["pauses"]
+    said = configured.type(f"pillarbox pause order-events {again}", LOGNAME="bob").stdout
+    assert re.fullmatch(
+        r"order-events is paused already, by ann@\S+ since \S+ \S+ UTC \(the shop moves house\)"
+        rf"{nothing_changed}; `pillarbox resume order-events` lets it flow again\n",
+        said,
+    )
+    assert configured.json("pillarbox status --json")["stats"]["pauses"] == first
 
 
 # --- colour

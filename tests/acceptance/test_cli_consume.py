@@ -1,6 +1,7 @@
 """`pillarbox consume`: the handlers of a module run; what is no inbox is refused; the dead of an inbox are mended."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -85,7 +86,10 @@ def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", unti
         (record,) = billing.json(f"pillarbox dead list --json {dead}")
         assert (record["event_id"], record["consumer"], record["status"]) == (id, "billing", "dead")
         assert record["last_error"].startswith("we do not bill order 13")
-        assert "we do not bill order 13" in billing.type(f"pillarbox dead show {id} {dead}").stdout
+        assert (record["payload"], record["body_base64"]) == ({"order_id": 13}, None)
+        shown = billing.type(f"pillarbox dead show {id} {dead}").stdout
+        assert "we do not bill order 13" in shown
+        assert re.search(r'payload +\{"order_id": 13\}', shown)
         (billing.directory / "superstition-is-over").touch()
         done = billing.type(f"pillarbox dead retry {id} --json {dead}")
         assert json.loads(done.stdout) == {"retried": 1, "matched": 1, "dry_run": False}
@@ -109,6 +113,44 @@ def _parked(shop: "Shop", state: str = "dead") -> list[str]:
         return [row[0] for row in connection.execute(sql, [state])]
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize("command", ["events list", "dead list"])
+def test_a_list_of_what_was_received_says_whose_it_is(billing: "Shop", until: Until, command: str) -> None:
+    id = billing.placed(13)
+    relay(billing)
+    with billing.running(CONSUME):
+        until(lambda: bool(_parked(billing)))
+    head, row = billing.type(f"pillarbox {command} --inbox --database sqlite:///billing.db").stdout.splitlines()
+    assert head.split()[:3] == ["ID", "CONSUMER", "STATUS"]
+    assert row.split()[:3] == [id, "billing", "dead"]
+
+
+@pytest.mark.parametrize(
+    ("body", "payload", "base64"),
+    [
+        (b'{"order_id":13}', {"order_id": 13}, None),
+        ('"Grüße"'.encode(), "Grüße", None),
+        (b'{"order_id":', '{"order_id":', None),
+        (b"[NaN]", "[NaN]", None),
+        (b"[" * 100_000, "[" * 100_000, None),
+        (b"\xff\x00", None, "/wA="),
+    ],
+    ids=["JSON", "letters", "broken JSON", "NaN", "too deep", "no text"],
+)
+def test_a_body_that_was_received_is_shown_as_json_or_text_if_it_can_be(
+    billing: "Shop", until: Until, body: bytes, payload: object, base64: str | None
+) -> None:
+    id = billing.placed(13)
+    relay(billing)
+    with billing.running(CONSUME):
+        until(lambda: bool(_parked(billing)))
+    connection = sqlite3.connect(billing.directory / "billing.db")
+    with connection:
+        connection.execute("UPDATE pillarbox_inbox_parked SET body = ?", [body])
+    connection.close()
+    record = billing.json(f"pillarbox events show {id} --inbox --json --database sqlite:///billing.db")
+    assert (record["payload"], record["body_base64"]) == (payload, base64)
 
 
 @pytest.mark.parametrize(

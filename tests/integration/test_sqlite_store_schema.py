@@ -188,4 +188,6 @@ async def test_a_network_file_system_is_refused(kind: str, shop: Shop, monkeypat
 
 async def test_a_local_file_system_is_fine(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_system, "mounts", lambda: iter([("/", "ext4")]))
-    await shop.closed_store().open()
+    store = shop.closed_store()
+    await store.open()
+    assert await store.up() == [1]

@@ -235,7 +235,9 @@ def test_a_block_may_await(tmp_path: Path) -> None:
 
 
 def test_hidden_python_runs_before_what_follows(tmp_path: Path) -> None:
-    run_page(page_of("<!-- run:\nhidden = 7\n-->", fenced("python", "assert hidden == 7")), "page", tmp_path)
+    write = "from pathlib import Path\nPath('note.txt').write_text(hidden)"
+    run_page(page_of("<!-- run:\nhidden = 'hello'\n-->", fenced("python", write)), "page", tmp_path)
+    assert (tmp_path / "note.txt").read_text() == "hello"
 
 
 def test_a_file_can_be_imported_by_what_follows(tmp_path: Path) -> None:
@@ -270,7 +272,10 @@ def test_a_command_that_fails_fails_the_page(tmp_path: Path) -> None:
 
 
 def test_a_command_may_be_shown_to_fail(tmp_path: Path) -> None:
-    run_page(page_of("<!-- exit 2 -->", fenced("console", "$ pillarbox no-such-command")), "page", tmp_path)
+    page = page_of("<!-- exit 2 -->", fenced("console", "$ pillarbox no-such-command"))
+    assert run_page(page, "page", tmp_path) == []
+    with pytest.raises(AssertionError, match="ended with 2"):
+        run_page(page.replace("exit 2", "exit 3"), "page", tmp_path)
 
 
 def test_output_that_is_shown_must_be_what_the_command_says(tmp_path: Path) -> None:
@@ -280,8 +285,10 @@ def test_output_that_is_shown_must_be_what_the_command_says(tmp_path: Path) -> N
 
 
 def test_python_runs_a_file_of_the_page(tmp_path: Path) -> None:
-    run = fenced("console", "$ python stock.py 3\n3 left")
-    run_page(page_of("<!-- file: stock.py -->", fenced("python", STOCK), run), "page", tmp_path)
+    file = page_of("<!-- file: stock.py -->", fenced("python", STOCK))
+    assert run_page(page_of(file, fenced("console", "$ python stock.py 3\n3 left")), "page", tmp_path) == []
+    with pytest.raises(AssertionError, match=r"4 left\s+and says:\s+3 left"):
+        run_page(page_of(file, fenced("console", "$ python stock.py 3\n4 left")), "page", tmp_path)
 
 
 STOCK = """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pillarbox import Event, PublishRejected, Relay, SchemaMismatch, Settings
-from pillarbox.admin.admin import Admin
+from pillarbox.admin.admin import PAGE, Admin
 from pillarbox.core.message import Message
 from pillarbox.dbapi import Outbox
 from pillarbox.ports import Query, Retention
@@ -87,6 +87,21 @@ async def test_counting_is_not_bounded_by_the_querys_limit(admin: Admin, setting
     assert await admin.count(Query(limit=2)) == 5
 
 
+@pytest.mark.parametrize("events", [PAGE - 1, PAGE, PAGE + 1])
+async def test_counting_turns_the_pages(admin: Admin, settings: Settings, events: int) -> None:
+    add(settings, *(order(number) for number in range(events)))
+    assert await admin.count(Query()) == events
+
+
+async def test_counting_stops_one_beyond_what_is_counted(
+    admin: Admin, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.admin.admin.COUNTED", 5)
+    monkeypatch.setattr("pillarbox.admin.admin.PAGE", 4)
+    add(settings, *(order(number) for number in range(20)))
+    assert await admin.count(Query()) == 6
+
+
 async def test_a_dead_event_is_retried(admin: Admin, settings: Settings) -> None:
     (id,) = add(settings, order())
     await refuse_everything(settings)
@@ -114,6 +129,13 @@ async def test_a_pause_is_kept_with_who_and_why(admin: Admin, settings: Settings
     assert await admin.resume("order-events")
     assert not await admin.resume("order-events")
     assert await Relay(settings).run_once() == 1
+
+
+async def test_a_second_pause_changes_nothing_and_gives_the_first(admin: Admin) -> None:
+    assert await admin.pause("order-events", "the shop moves house") is None
+    (first,) = await admin.pauses()
+    assert await admin.pause("order-events", "stocktaking") == first
+    assert await admin.pauses() == [first]
 
 
 async def test_a_published_event_is_replayed_with_its_id(admin: Admin, settings: Settings) -> None:

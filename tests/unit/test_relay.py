@@ -423,3 +423,15 @@ def test_cancelling_a_relay_while_the_store_is_away_is_still_a_cancellation() ->
         assert task.cancelled()
 
     play(act)
+
+
+def test_an_error_while_waiting_for_new_entries_ends_the_relay() -> None:
+    class Broken(MemoryStore):
+        async def wait(self, seconds: float) -> None:
+            raise LookupError("no way to wait")
+
+    async def act(scene: Scene) -> None:
+        with pytest.raises(LookupError, match="no way to wait"):
+            await scene.relay(store=Broken).run()
+
+    play(act)

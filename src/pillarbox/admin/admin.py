@@ -7,11 +7,12 @@ from typing import NamedTuple, Self
 
 from pillarbox.admin.diagnosis import Finding, diagnose
 from pillarbox.errors import PillarboxError
-from pillarbox.ports import Clock, Query, Record, Retention, SchemaStatus, Side, Stats, Store
+from pillarbox.ports import Clock, Pause, Query, Record, Retention, SchemaStatus, Side, Stats, Store
 from pillarbox.settings import Settings
 
 COUNTED = 10_000
 """Events are counted up to here; beyond, it is "more than"."""
+PAGE = 500
 
 
 class Report(NamedTuple):
@@ -82,8 +83,12 @@ class Admin:
         return await self._store.find(Query(side=side, ids=(event_id,)))
 
     async def count(self, query: Query) -> int:
-        """Count events, up to COUNTED + 1."""
-        return len(await self._store.find(replace(query, limit=COUNTED + 1)))
+        """Count events, up to COUNTED + 1; by pages, so that their payloads are not in memory all at once."""
+        query, count = replace(query, newest_first=False, limit=PAGE), 0
+        while count <= COUNTED and (page := await self._store.find(query)):
+            count += len(page)
+            query = replace(query, after=page[-1].position)
+        return min(count, COUNTED + 1)
 
     async def retry(self, query: Query) -> int:
         """Give dead events their tries back, due now."""
@@ -104,9 +109,13 @@ class Admin:
             total += pruned
         return total
 
-    async def pause(self, topic: str, why: str) -> None:
-        """Stop publishing a topic; it keeps its place."""
-        await self._store.pause(topic, self._who, why)
+    async def pauses(self) -> Sequence[Pause]:
+        """Look which topics are paused."""
+        return (await self._store.stats()).pauses
+
+    async def pause(self, topic: str, why: str) -> Pause | None:
+        """Stop publishing a topic; it keeps its place. If it is paused already, change nothing and give that pause."""
+        return await self._store.pause(topic, self._who, why)
 
     async def resume(self, topic: str) -> bool:
         """Publish a topic again; False if it was not paused."""

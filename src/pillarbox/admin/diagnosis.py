@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from shlex import quote
 from typing import Literal
 
+from pillarbox.admin.wording import at, command, counted, resume_command
 from pillarbox.errors import PillarboxError
 from pillarbox.ports import Pause, Record, RelaySeen, SchemaStatus, Stats
 from pillarbox.settings import Settings
@@ -78,7 +78,7 @@ def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
         if schema.version
         else f"there are no Pillarbox tables in {where}"
     )
-    return Finding("problem", "tables", line, (_command("migrate up", settings),))
+    return Finding("problem", "tables", line, (command("migrate up", settings),))
 
 
 def _stopped(stats: Stats, settings: Settings) -> Iterator[Finding]:
@@ -96,7 +96,7 @@ def _stopped(stats: Stats, settings: Settings) -> Iterator[Finding]:
 
 
 def _mend(head: Record, settings: Settings) -> tuple[str, ...]:
-    return tuple(_command(f"dead {verb} {head.event_id}", settings) for verb in ("retry", "drop"))
+    return tuple(command(f"dead {verb} {head.event_id}", settings) for verb in ("retry", "drop"))
 
 
 def _line_of(head: Record) -> str:
@@ -116,8 +116,8 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
     waiting = stats.pending + stats.retrying
     if waiting:
         line += f"; {_events(waiting, stats.pending_exact)} waiting"
-    command = _command("relay run", settings, broker=True)
-    yield Finding("problem" if waiting else "note", "no relay", line, (command,))
+    cure = command("relay run", settings, broker=True)
+    yield Finding("problem" if waiting else "note", "no relay", line, (cure,))
 
 
 def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
     if away:
         first = min(away, key=lambda one: one.since)
         line = (
-            f"the broker has been away since {_instant(first.since)} ({about(now - first.since)}): {first.error}; "
+            f"the broker has been away since {at(first.since)} ({about(now - first.since)}): {first.error}; "
             "the relay goes on by itself once it is back"
         )
         yield Finding("problem", "broker away", line)
@@ -136,8 +136,8 @@ def _pause(pause: Pause, stats: Stats, now: datetime, settings: Settings) -> Fin
     line = f"topic {pause.topic} was paused {about(now - pause.since)} ago by {pause.who}: {pause.why}"
     if waiting:
         line += f"; {_events(waiting, stats.pending_exact)} waiting"
-    command = _command(f"resume {quote(pause.topic)}", settings)
-    return Finding("problem" if waiting else "note", "paused", line, (command,))
+    cure = resume_command(pause.topic, settings)
+    return Finding("problem" if waiting else "note", "paused", line, (cure,))
 
 
 def _head(head: Record, now: datetime, settings: Settings) -> Finding:
@@ -157,13 +157,13 @@ def _beyond_the_heads(stats: Stats, settings: Settings) -> Iterator[Finding]:
     heads = Counter(head.status for head in stats.heads)
     if stats.retrying > heads["retrying"]:
         line = f"{_count(stats.retrying, 'event')} being retried in all"
-        yield Finding("note", "retrying", line, (_command("events list --status retrying", settings),))
+        yield Finding("note", "retrying", line, (command("events list --status retrying", settings),))
     if stats.dead > heads["dead"]:
         line = f"{_count(stats.dead, 'event')} dead in all"
-        yield Finding("note", "dead", line, (_command("dead list", settings),))
+        yield Finding("note", "dead", line, (command("dead list", settings),))
     if stats.inbox_dead:
         line = f"{_count(stats.inbox_dead, 'received event')} dead: the handler gave up, and its aggregate waits"
-        yield Finding("problem", "inbox dead", line, (_command("dead list --inbox", settings),))
+        yield Finding("problem", "inbox dead", line, (command("dead list --inbox", settings),))
 
 
 def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
@@ -176,8 +176,8 @@ def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
         f"the oldest pending event has waited {about(age)}, longer than {write_duration(limit)}: "
         "the relay is slower than the writers, or stuck"
     )
-    command = _command("events list --status pending --oldest-first", settings)
-    return [Finding("problem", "old", line, (command,))]
+    cure = command("events list --status pending --oldest-first", settings)
+    return [Finding("problem", "old", line, (cure,))]
 
 
 def _fine(stats: Stats) -> Finding:
@@ -186,38 +186,14 @@ def _fine(stats: Stats) -> Finding:
     return Finding("fine", "fine", "all is well: nothing is waiting")
 
 
-def _command(words: str, settings: Settings, *, broker: bool = False) -> str:
-    """Write a command that the reader can run: with the flags that this one was given, without what a file says."""
-    parts = ["pillarbox", words]
-    if settings.file is not None and settings.file != "pillarbox.toml":
-        parts.append(f"--config {quote(settings.file)}")
-    for key in ("database", "broker") if broker else ("database",):
-        value = getattr(settings, key)
-        if value is None:
-            parts.append(f"--{key} URL")
-        elif settings.origins.get(key, "--").startswith("--"):
-            parts.append(f"--{key} {quote(without_secrets(value))}")
-    if settings.origins.get("outbox.prefix", "").startswith("--"):
-        parts.append(f"--set outbox.prefix={settings.outbox.prefix}")
-    return " ".join(parts)
-
-
 def _events(count: int, exact: bool) -> str:
     verb = "is" if exact and count == 1 else "are"
-    return f"{'' if exact else 'more than '}{_noun(count, 'event')} {verb}"
+    return f"{'' if exact else 'more than '}{counted(count, 'event')} {verb}"
 
 
 def _count(count: int, noun: str) -> str:
-    return f"{_noun(count, noun)} {'is' if count == 1 else 'are'}"
+    return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"
 
 
 def _tries(attempts: int) -> str:
-    return _noun(attempts, "attempt")
-
-
-def _noun(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def _instant(instant: datetime) -> str:
-    return f"{instant:%Y-%m-%d %H:%M:%S} UTC"
+    return counted(attempts, "attempt")

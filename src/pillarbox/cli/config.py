@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
+from pillarbox.cli.options import Json, with_settings
 from pillarbox.cli.output import print_json, print_line, print_table
 from pillarbox.errors import ConfigError
+from pillarbox.settings import Settings
 from pillarbox.settings.template import template
 from pillarbox.settings.urls import without_secrets
 
@@ -55,19 +56,13 @@ def _private(path: str, flags: int) -> int:
 
 
 @app.command()
-def show(
-    ctx: typer.Context,
-    database: Database = None,
-    broker: Broker = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
-) -> None:
+@with_settings("database", "broker")
+def show(*, settings: Settings, json: Json = False) -> None:
     """Show every setting and where it came from.
 
     Secrets are hidden.
     """
-    shown = list(load(ctx, config, set=set, database=database, broker=broker).shown())
+    shown = list(settings.shown())
     if json:
         print_json([one._asdict() for one in shown])
     else:

@@ -8,16 +8,18 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Broker, Config, Json, Set, check_topic, load
-from pillarbox.cli.output import print_json, say
+from pillarbox.cli.options import Json, check_topic, with_settings
+from pillarbox.cli.output import print_done
 from pillarbox.errors import ConfigError
+from pillarbox.settings import Settings
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import log_to, logger
 from pillarbox.wiring import Consumer
 
 
+@with_settings("broker")
 def consume(
-    ctx: typer.Context,
+    *,
     inbox: Annotated[
         str, typer.Argument(metavar="MODULE:INBOX", help="Where the inbox is, such as shop.billing:inbox.")
     ],
@@ -34,33 +36,22 @@ def consume(
     once: Annotated[
         bool, typer.Option("--once", show_default="off", help="Stop when nothing is left, for cron jobs and tests.")
     ] = False,
-    broker: Broker = None,
-    config: Config = None,
-    set: Set = None,
+    settings: Settings,
     json: Json = False,
 ) -> None:
     """Receive events and run their handlers.
 
     Until stopped; logs to stderr, with --json as JSON lines. SIGTERM hands over, a second one stops at once.
     """
-    settings = load(ctx, config, set=set, broker=broker)
     consumer = Consumer(find_inbox(inbox), topics=topic, settings=settings)
     if once:
-        _consume_once(consumer, json)
+        log_to(as_json=json, level=logging.WARNING)
+        print_done("handled", asyncio.run(consumer.run_once()), json)
         return
     log_to(as_json=json)
     logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)
     consumer.run_forever()
     logger.info("stopped")
-
-
-def _consume_once(consumer: Consumer, json: bool) -> None:
-    log_to(as_json=json, level=logging.WARNING)
-    handled = asyncio.run(consumer.run_once())
-    if json:
-        print_json({"handled": handled})
-    else:
-        say(f"handled {handled:,} event{'' if handled == 1 else 's'}")
 
 
 def find_inbox(place: str) -> object:

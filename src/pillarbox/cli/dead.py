@@ -7,18 +7,11 @@ from typing import Annotated
 import typer
 
 from pillarbox.admin.admin import COUNTED, Admin
+from pillarbox.admin.wording import counted
 from pillarbox.cli import selection
-from pillarbox.cli.events import find
-from pillarbox.cli.options import Config, Database, DryRun, Json, Set, Yes, admin_of, load
-from pillarbox.cli.output import (
-    confirmed,
-    nothing_matched,
-    print_json,
-    print_line,
-    print_record,
-    print_records,
-    record_json,
-)
+from pillarbox.cli.found import list_found, show_found
+from pillarbox.cli.options import DryRun, Json, Yes, admin_of, with_settings
+from pillarbox.cli.output import confirmed, nothing_matched, print_json, print_line
 from pillarbox.ports import Query
 from pillarbox.settings import Settings
 
@@ -28,17 +21,16 @@ All = Annotated[bool, typer.Option("--all", show_default="off", help="Every dead
 
 
 @app.command("list")
+@with_settings("database")
 def list_(
-    ctx: typer.Context,
+    *,
     topic: selection.OfTopic = None,
     type: selection.Type = None,
     aggregate: selection.Aggregate = None,
     inbox: selection.Inbox = False,
     consumer: selection.Consumer = None,
     limit: selection.Limit = 100,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
+    settings: Settings,
     json: Json = False,
 ) -> None:
     """List dead events.
@@ -48,114 +40,75 @@ def list_(
     query = selection.select(
         status=["dead"], topic=topic, type=type, aggregate=aggregate, inbox=inbox, consumer=consumer, limit=limit
     )
-    records = asyncio.run(find(load(ctx, config, set=set, database=database), query))
-    if json:
-        print_json([record_json(record) for record in records])
-    elif records:
-        print_records(records)
-    if not records:
-        raise nothing_matched("dead events")
+    list_found(settings, query, json=json, none="dead events")
 
 
 @app.command()
+@with_settings("database")
 def show(
-    ctx: typer.Context,
-    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
-    inbox: selection.Inbox = False,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
+    *, event_id: selection.EventId, inbox: selection.Inbox = False, settings: Settings, json: Json = False
 ) -> None:
     """Show one dead event, with why it died.
 
     Exits with 4 if none of that id is dead.
     """
     query = selection.select(ids=[event_id], status=["dead"], inbox=inbox)
-    records = asyncio.run(find(load(ctx, config, set=set, database=database), query))
-    if not records:
-        raise nothing_matched(f"dead event has the id {event_id}")
-    for record in records:
-        if json:
-            print_json(record_json(record))
-        else:
-            print_record(record)
+    show_found(settings, query, json=json, none=f"dead event has the id {event_id}")
 
 
-@app.command()
-def retry(
-    ctx: typer.Context,
-    ids: Ids = None,
-    all: All = False,
-    topic: selection.OfTopic = None,
-    type: selection.Type = None,
-    aggregate: selection.Aggregate = None,
-    inbox: selection.Inbox = False,
-    consumer: selection.Consumer = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
+def _mend(
+    verb: str, done: str, act: Callable[[Admin, Query], Awaitable[int]], *, asks_for_ids: bool, help: str
 ) -> None:
-    """Give dead events their tries back.
+    """Offer a command that does something to the dead events that are named, or that the flags allow."""
 
-    Their followers follow in order. Says how many first, and asks unless ids are named.
-    """
-    query = _chosen(ids, all, topic, type, aggregate, inbox, consumer)
-    settings = load(ctx, config, set=set, database=database)
-    asyncio.run(_act("retried", Admin.retry, settings, query, yes=yes or bool(ids), dry_run=dry_run, json=json))
+    @app.command(verb, help=help)
+    @with_settings("database")
+    def mend(
+        *,
+        ids: Ids = None,
+        all: All = False,
+        topic: selection.OfTopic = None,
+        type: selection.Type = None,
+        aggregate: selection.Aggregate = None,
+        inbox: selection.Inbox = False,
+        consumer: selection.Consumer = None,
+        yes: Yes = False,
+        dry_run: DryRun = False,
+        settings: Settings,
+        json: Json = False,
+    ) -> None:
+        if not (ids or all or topic or type or aggregate or consumer):
+            raise typer.BadParameter("name events by their ids, narrow them down, or say --all", param_hint="'[ID]...'")
+        query = selection.select(
+            ids=ids,
+            status=["dead"],
+            topic=topic,
+            type=type,
+            aggregate=aggregate,
+            inbox=inbox,
+            consumer=consumer,
+            oldest_first=True,
+            limit=COUNTED,
+        )
+        asked = yes or (bool(ids) and not asks_for_ids)
+        asyncio.run(_act(done, act, settings, query, yes=asked, dry_run=dry_run, json=json))
 
 
-@app.command()
-def drop(
-    ctx: typer.Context,
-    ids: Ids = None,
-    all: All = False,
-    topic: selection.OfTopic = None,
-    type: selection.Type = None,
-    aggregate: selection.Aggregate = None,
-    inbox: selection.Inbox = False,
-    consumer: selection.Consumer = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
-) -> None:
-    """Forget dead events for good.
-
-    Their followers go on. Says how many first, and asks.
-    """
-    query = _chosen(ids, all, topic, type, aggregate, inbox, consumer)
-    settings = load(ctx, config, set=set, database=database)
-    asyncio.run(_act("dropped", Admin.drop, settings, query, yes=yes, dry_run=dry_run, json=json))
-
-
-def _chosen(
-    ids: list[str] | None,
-    all: bool,
-    topic: str | None,
-    type: str | None,
-    aggregate: str | None,
-    inbox: bool,
-    consumer: str | None,
-) -> Query:
-    if not (ids or all or topic or type or aggregate or consumer):
-        raise typer.BadParameter("name events by their ids, narrow them down, or say --all", param_hint="'[ID]...'")
-    return selection.select(
-        ids=ids,
-        status=["dead"],
-        topic=topic,
-        type=type,
-        aggregate=aggregate,
-        inbox=inbox,
-        consumer=consumer,
-        oldest_first=True,
-        limit=COUNTED,
-    )
+_mend(
+    "retry",
+    "retried",
+    Admin.retry,
+    asks_for_ids=False,
+    help="Give dead events their tries back.\n\n"
+    "Their followers follow in order. Says how many first, and asks unless ids are named.",
+)
+_mend(
+    "drop",
+    "dropped",
+    Admin.drop,
+    asks_for_ids=True,
+    help="Forget dead events for good.\n\nTheir followers go on. Says how many first, and asks.",
+)
 
 
 async def _act(
@@ -173,12 +126,10 @@ async def _act(
         count = await admin.count(query)
         if not count:
             raise nothing_matched("dead events match")
-        shown = (
-            f"{'more than ' if count > COUNTED else ''}{min(count, COUNTED):,} dead event{'' if count == 1 else 's'}"
-        )
+        shown = f"{'more than ' if count > COUNTED else ''}{counted(min(count, COUNTED), 'dead event')}"
         would = "would be" if dry_run else "will be"
         changed = await act(admin, query) if confirmed(f"{shown} {would} {done}", yes=yes, dry_run=dry_run) else 0
     if json:
         print_json({done: changed, "matched": count, "dry_run": dry_run})
     elif not dry_run:
-        print_line(f"{done} {changed:,} event{'' if changed == 1 else 's'}")
+        print_line(f"{done} {counted(changed, 'event')}")

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from pillarbox.cli import selection
-from pillarbox.cli.options import Config, Database, Json, Set, admin_of, load
-from pillarbox.cli.output import nothing_matched, print_json, print_line, print_record, print_records, record_json
+from pillarbox.cli.found import list_found, show_found
+from pillarbox.cli.options import Json, admin_of, with_settings
+from pillarbox.cli.output import print_json, print_line, record_json
 from pillarbox.ports import Query, Record
 from pillarbox.settings import Settings
 
@@ -18,8 +19,9 @@ POLL_SECONDS = 0.5
 
 
 @app.command("list")
+@with_settings("database")
 def list_(
-    ctx: typer.Context,
+    *,
     status: selection.Statuses = None,
     topic: selection.OfTopic = None,
     type: selection.Type = None,
@@ -32,9 +34,7 @@ def list_(
         bool, typer.Option("--oldest-first", show_default="newest first", help="Begin with the oldest.")
     ] = False,
     limit: selection.Limit = 100,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
+    settings: Settings,
     json: Json = False,
 ) -> None:
     """List events, the newest first.
@@ -53,67 +53,41 @@ def list_(
         oldest_first=oldest_first,
         limit=limit,
     )
-    records = asyncio.run(find(load(ctx, config, set=set, database=database), query))
-    if json:
-        print_json([record_json(record) for record in records])
-    elif records:
-        print_records(records)
-    if not records:
-        raise nothing_matched("events match")
+    list_found(settings, query, json=json, none="events match")
 
 
 @app.command()
+@with_settings("database")
 def show(
-    ctx: typer.Context,
-    event_id: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
-    inbox: selection.Inbox = False,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
+    *, event_id: selection.EventId, inbox: selection.Inbox = False, settings: Settings, json: Json = False
 ) -> None:
     """Show everything about one event.
 
     Exits with 4 if there is none of that id.
     """
     query = selection.select(ids=[event_id], inbox=inbox)
-    records = asyncio.run(find(load(ctx, config, set=set, database=database), query))
-    if not records:
-        raise nothing_matched(f"event has the id {event_id}")
-    for record in records:
-        if json:
-            print_json(record_json(record))
-        else:
-            print_record(record)
+    show_found(settings, query, json=json, none=f"event has the id {event_id}")
 
 
 @app.command()
+@with_settings("database")
 def tail(
-    ctx: typer.Context,
+    *,
     topic: selection.OfTopic = None,
     type: selection.Type = None,
     aggregate: selection.Aggregate = None,
     last: Annotated[
         int, typer.Option("--last", metavar="N", min=0, max=selection.MOST, help="How many older ones to begin with.")
     ] = 10,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
+    settings: Settings,
     json: Json = False,
 ) -> None:
     """Print events as they are added, until Ctrl-C."""
-    settings = load(ctx, config, set=set, database=database)
     query = selection.select(topic=topic, type=type, aggregate=aggregate, limit=last)
     try:
         asyncio.run(_follow(settings, query, last, json))
     except KeyboardInterrupt:
         raise typer.Exit from None
-
-
-async def find(settings: Settings, query: Query) -> Sequence[Record]:
-    """Find events in the outbox that the settings name."""
-    async with admin_of(settings) as admin:
-        return await admin.find(query)
 
 
 async def _follow(settings: Settings, query: Query, last: int, json: bool) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import typer
 
-from pillarbox.cli.options import Config, Database, Json, Set, load
+from pillarbox.cli.options import Json, with_settings
 from pillarbox.cli.output import ExitCode, print_json, print_line, say
 from pillarbox.ports import SchemaStatus
 from pillarbox.settings import Settings
@@ -14,11 +14,9 @@ app = typer.Typer(help="Make, check and show the tables.", no_args_is_help=True,
 
 
 @app.command()
-def up(
-    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
-) -> None:
+@with_settings("database")
+def up(*, settings: Settings, json: Json = False) -> None:
     """Make the tables, or bring them up to date."""
-    settings = load(ctx, config, set=set, database=database)
 
     async def migrate() -> tuple[list[int], SchemaStatus]:
         async with open_admin(settings) as admin:
@@ -34,11 +32,10 @@ def up(
 
 
 @app.command()
-def status(
-    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
-) -> None:
+@with_settings("database")
+def status(*, settings: Settings, json: Json = False) -> None:
     """Show which version the tables have."""
-    schema = _schema(load(ctx, config, set=set, database=database))
+    schema = _schema(settings)
     if json:
         print_json({"version": schema.version, "needed": schema.needed})
     else:
@@ -46,14 +43,13 @@ def status(
 
 
 @app.command()
-def check(
-    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
-) -> None:
+@with_settings("database")
+def check(*, settings: Settings, json: Json = False) -> None:
     """Check the tables, for deployments.
 
     Exits with 3 unless they are as this release needs them.
     """
-    schema = _schema(load(ctx, config, set=set, database=database))
+    schema = _schema(settings)
     fine = schema.version == schema.needed
     if json:
         print_json({"version": schema.version, "needed": schema.needed, "fine": fine})
@@ -66,14 +62,13 @@ def check(
 
 
 @app.command()
-def sql(
-    ctx: typer.Context, database: Database = None, config: Config = None, set: Set = None, json: Json = False
-) -> None:
+@with_settings("database")
+def sql(*, settings: Settings, json: Json = False) -> None:
     """Print the script that makes the tables.
 
     For those who run migrations of their own; nothing is opened.
     """
-    script = open_admin(load(ctx, config, set=set, database=database)).sql()
+    script = open_admin(settings).sql()
     if json:
         print_json({"sql": script})
     else:

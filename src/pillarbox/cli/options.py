@@ -1,9 +1,11 @@
 """The flags that many commands share, and how they become settings."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +15,19 @@ from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
 from pillarbox.wiring import open_admin
 
+
+def _url(flag: str, help: str) -> Any:
+    return typer.Option(
+        f"--{flag}",
+        envvar=f"PILLARBOX_{flag.upper()}",
+        metavar="URL",
+        show_default="as in the settings file",
+        help=help,
+    )
+
+
+Database = Annotated[str | None, _url("database", "Where the outbox is, such as sqlite:///shop.db.")]
+Broker = Annotated[str | None, _url("broker", "Where events go, such as sqlite:///stream.db.")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -21,26 +36,6 @@ Config = Annotated[
         metavar="FILE",
         show_default="pillarbox.toml, if it is there",
         help="The settings file.",
-    ),
-]
-Database = Annotated[
-    str | None,
-    typer.Option(
-        "--database",
-        envvar="PILLARBOX_DATABASE",
-        metavar="URL",
-        show_default="as in the settings file",
-        help="Where the outbox is, such as sqlite:///shop.db.",
-    ),
-]
-Broker = Annotated[
-    str | None,
-    typer.Option(
-        "--broker",
-        envvar="PILLARBOX_BROKER",
-        metavar="URL",
-        show_default="as in the settings file",
-        help="Where events go, such as sqlite:///stream.db.",
     ),
 ]
 Set = Annotated[
@@ -53,6 +48,7 @@ Set = Annotated[
         help="Any setting, such as relay.batch=500 (repeatable). [env var: PILLARBOX_RELAY_BATCH and its like]",
     ),
 ]
+_FLAGS: Mapping[str, Any] = {"database": Database, "broker": Broker, "config": Config, "set": Set}
 Json = Annotated[
     bool,
     typer.Option("--json", envvar="PILLARBOX_JSON", show_default="off", help="Print JSON, with stable keys."),
@@ -61,11 +57,38 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", show_default="off", help="Do n
 DryRun = Annotated[bool, typer.Option("--dry-run", show_default="off", help="Only say how many.")]
 
 
-def load(
+def with_settings(*urls: Literal["database", "broker"]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command its `settings`: in that parameter's place it takes the flags that they are loaded by."""
+    flags = {name: _FLAGS[name] for name in (*urls, "config", "set")}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(ctx: typer.Context, **given: Any) -> None:
+            settings = _load(ctx, **{name: given.pop(name) for name in flags})
+            command(settings=settings, **given)
+
+        # What the command line offers is read from the signature.
+        run.__signature__ = Signature(list(_with_flags(command, flags)))  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _with_flags(command: Callable[..., None], flags: Mapping[str, Any]) -> Iterator[Parameter]:
+    yield Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    for parameter in signature(command).parameters.values():
+        if parameter.name != "settings":
+            yield parameter
+            continue
+        for name, flag in flags.items():
+            yield Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=flag)
+
+
+def _load(
     ctx: typer.Context,
-    config: Path | None,
     *,
-    set: Sequence[str] | None = None,
+    config: Path | None,
+    set: Sequence[str] | None,
     database: str | None = None,
     broker: str | None = None,
 ) -> Settings:

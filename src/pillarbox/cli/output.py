@@ -3,7 +3,7 @@
 import base64
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from enum import IntEnum
 from io import TextIOWrapper
@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pillarbox.core.payload import is_json
+from pillarbox.admin.wording import counted
+from pillarbox.core.payload import check_json, is_json
+from pillarbox.errors import EncodeError
 from pillarbox.ports import Record, Stats
 
 _WIDE = 100_000  # off a terminal nobody folds lines, so nothing is cut off
@@ -73,6 +75,14 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+def print_done(done: str, count: int, json: bool) -> None:
+    """Say what a turn of a daemon has done to how many events."""
+    if json:
+        print_json({done: count})
+    else:
+        say(f"{done} {counted(count, 'event')}")
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a table without frames, so that it can be cut and grepped."""
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
@@ -98,14 +108,21 @@ def nothing_matched(what: str) -> typer.Exit:
 
 
 def print_records(records: Sequence[Record]) -> None:
-    """Print records as a table, one line each."""
-    print_table(
-        ("ID", "STATUS", "TYPE", "TOPIC", "AGGREGATE", "CREATED (UTC)", "TRIES", "LAST ERROR"),
-        (
-            (r.event_id, r.status, r.type, r.topic, _aggregate(r), r.created_at, r.attempts, _one_line(r.last_error))
-            for r in records
-        ),
-    )
+    """Print records as a table, one line each; those of an inbox say whose they are."""
+    columns: dict[str, Callable[[Record], object]] = {
+        "ID": lambda record: record.event_id,
+        "CONSUMER": lambda record: record.consumer,
+        "STATUS": lambda record: record.status,
+        "TYPE": lambda record: record.type,
+        "TOPIC": lambda record: record.topic,
+        "AGGREGATE": _aggregate,
+        "CREATED (UTC)": lambda record: record.created_at,
+        "TRIES": lambda record: record.attempts,
+        "LAST ERROR": lambda record: _one_line(record.last_error),
+    }
+    if all(record.consumer is None for record in records):
+        del columns["CONSUMER"]
+    print_table(tuple(columns), ([cell(record) for cell in columns.values()] for record in records))
 
 
 def print_record(record: Record) -> None:
@@ -127,22 +144,28 @@ def _one_line(text: str | None) -> str | None:
 
 
 def record_json(record: Record) -> dict[str, Any]:
-    """Write a record with stable keys."""
+    """Write a record with stable keys: what it carries is its payload, or in base64 if it is neither JSON nor text."""
     document = {name: getattr(record, name) for name in Record.__slots__ if name != "data"}
-    payload, body = None, None
-    if isinstance(record.data, bytes):
-        body = base64.b64encode(record.data).decode()
-    elif is_json(record.content_type):
-        payload = _parsed(record.data)
-    else:
-        payload = record.data
-    return document | {"payload": payload, "body_base64": body}
+    data = _text(record)
+    if isinstance(data, bytes):
+        return document | {"payload": None, "body_base64": base64.b64encode(data).decode()}
+    return document | {"payload": _parsed(data) if is_json(record.content_type) else data, "body_base64": None}
+
+
+def _text(record: Record) -> str | bytes:
+    """Read what was received as JSON; bytes that are no text stay what they are."""
+    if isinstance(record.data, str) or not is_json(record.content_type):
+        return record.data
+    try:
+        return record.data.decode()
+    except UnicodeDecodeError:
+        return record.data
 
 
 def _parsed(text: str) -> object:
     try:
-        return json.loads(text)
-    except ValueError:  # a plain INSERT may hold anything; it is shown as it stands
+        return json.loads(check_json(text))
+    except EncodeError:  # a plain INSERT or a stranger's message may hold anything; it is shown as it stands
         return text
 
 

@@ -4,13 +4,18 @@ import asyncio
 import logging
 import select
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 import typer
 
-from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
-from pillarbox.cli.output import print_json, say
+from pillarbox.admin.wording import resume_command
+from pillarbox.cli.options import Json, admin_of, with_settings
+from pillarbox.cli.output import print_done
+from pillarbox.cli.topics import told
 from pillarbox.errors import BrokerUnavailable
+from pillarbox.ports import Pause
+from pillarbox.settings import Settings
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.telemetry.logging import LogMoments, log_to, logger
@@ -20,19 +25,12 @@ app = typer.Typer(help="Carry events from the outbox to the broker.", no_args_is
 
 
 @app.command()
-def run(
-    ctx: typer.Context,
-    database: Database = None,
-    broker: Broker = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
-) -> None:
+@with_settings("database", "broker")
+def run(*, settings: Settings, json: Json = False) -> None:
     """Relay until stopped.
 
     Logs to stderr, with --json as JSON lines. SIGTERM hands over, a second one stops at once.
     """
-    settings = load(ctx, config, set=set, database=database, broker=broker)
     gone: list[object] = []
 
     def end_without_reader(moment: Moment, facts: Facts) -> None:
@@ -62,22 +60,20 @@ def _is_open(stream: TextIO) -> bool:
 
 
 @app.command()
-def once(
-    ctx: typer.Context,
-    database: Database = None,
-    broker: Broker = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
-) -> None:
+@with_settings("database", "broker")
+def once(*, settings: Settings, json: Json = False) -> None:
     """Relay until the outbox is empty.
 
-    For cron jobs and tests.
+    For cron jobs and tests. Says which topics were left because they are paused.
     """
-    relay = Relay(load(ctx, config, set=set, database=database, broker=broker))
+    relay = Relay(settings)
     log_to(as_json=json, level=logging.WARNING)
-    published = asyncio.run(relay.run_once())
-    if json:
-        print_json({"published": published})
-    else:
-        say(f"published {published:,} event{'' if published == 1 else 's'}")
+    print_done("published", asyncio.run(relay.run_once()), json)
+    for pause in asyncio.run(_pauses(settings)):
+        cure = f"`{resume_command(pause.topic, settings)}` lets it flow again"
+        logger.warning("topic %s is paused by %s: its events were left; %s", pause.topic, told(pause), cure)
+
+
+async def _pauses(settings: Settings) -> Sequence[Pause]:
+    async with admin_of(settings) as admin:
+        return await admin.pauses()

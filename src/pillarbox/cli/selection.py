@@ -9,6 +9,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.ports import Query, Side, Status
 from pillarbox.settings.durations import parse_duration
 
+EventId = Annotated[str, typer.Argument(metavar="ID", help="The event's id.")]
 Statuses = Annotated[
     list[str] | None,
     typer.Option(

@@ -6,26 +6,20 @@ import typer
 
 from pillarbox.admin.admin import Report
 from pillarbox.admin.diagnosis import Finding
-from pillarbox.cli.options import Broker, Config, Database, Json, Set, load
+from pillarbox.cli.options import Json, with_settings
 from pillarbox.cli.output import ExitCode, console, print_json, stats_json
+from pillarbox.settings import Settings
 from pillarbox.wiring import open_admin
 
 _MARKS = {"fine": ("✓", "green"), "note": ("·", "yellow"), "problem": ("✗", "red")}
 
 
-def status(
-    ctx: typer.Context,
-    database: Database = None,
-    broker: Broker = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
-) -> None:
+@with_settings("database", "broker")
+def status(*, settings: Settings, json: Json = False) -> None:
     """Say why nothing happens, or that all is well.
 
     What keeps events from flowing, and which command mends it. Exits with 3 if unhealthy.
     """
-    settings = load(ctx, config, set=set, database=database, broker=broker)
 
     async def look() -> Report:
         async with open_admin(settings) as admin:

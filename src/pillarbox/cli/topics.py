@@ -5,51 +5,57 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Config, Database, Json, Set, admin_of, check_topic, load
+from pillarbox.admin.wording import at, resume_command
+from pillarbox.cli.options import Json, admin_of, check_topic, with_settings
 from pillarbox.cli.output import nothing_matched, print_json, print_line
+from pillarbox.ports import Pause
+from pillarbox.settings import Settings
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.", callback=check_topic)]
+NO_REASON = "no reason given"
 
 
+@with_settings("database")
 def pause(
-    ctx: typer.Context,
+    *,
     topic: Topic,
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="What others will read.")] = "no reason given",
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="What others will read.")] = NO_REASON,
+    settings: Settings,
     json: Json = False,
 ) -> None:
     """Stop publishing one topic.
 
-    It keeps its place, the others flow on. Survives restarts.
+    It keeps its place, the others flow on. Survives restarts. A topic that is paused already stays so, with its reason.
     """
-    settings = load(ctx, config, set=set, database=database)
 
-    async def stop() -> None:
+    async def stop() -> Pause | None:
         async with admin_of(settings) as admin:
-            await admin.pause(topic, why)
+            return await admin.pause(topic, why)
 
-    asyncio.run(stop())
+    standing = asyncio.run(stop())
     if json:
-        print_json({"topic": topic, "paused": True})
+        print_json({"topic": topic, "paused": True, "changed": standing is None})
     else:
-        print_line(f"{topic} is paused; `pillarbox resume {topic}` lets it flow again")
+        how = "paused" if standing is None else _already(standing, why)
+        print_line(f"{topic} is {how}; `{resume_command(topic, settings)}` lets it flow again")
 
 
-def resume(
-    ctx: typer.Context,
-    topic: Topic,
-    database: Database = None,
-    config: Config = None,
-    set: Set = None,
-    json: Json = False,
-) -> None:
+def _already(standing: Pause, why: str) -> str:
+    said = f"paused already, by {told(standing)}"
+    return said if why in (standing.why, NO_REASON) else f"{said}: nothing was changed, your reason was not noted"
+
+
+def told(pause: Pause) -> str:
+    """Tell of a pause: by whom, since when, why."""
+    return f"{pause.who} since {at(pause.since)} ({pause.why})"
+
+
+@with_settings("database")
+def resume(*, topic: Topic, settings: Settings, json: Json = False) -> None:
     """Publish a paused topic again.
 
     It goes on from where it stopped. Exits with 4 if it was not paused.
     """
-    settings = load(ctx, config, set=set, database=database)
 
     async def go_on() -> bool:
         async with admin_of(settings) as admin:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-DEFAULT_EVENTS = 5_000
+DEFAULT_EVENTS = 3_000
 
 
 def run_demo(

@@ -198,7 +198,7 @@ class Intake:
             async with asyncio.timeout(FETCH_EVERY if self._window.flying or not pauses else min(IDLE, pauses)):
                 await self._handling.answered.wait()
         except TimeoutError:
-            pass
+            pass  # no answer yet: there may be deliveries meanwhile, or a pause is over
 
     async def _settle(self) -> None:
         """Collect verdicts; record them when something failed, when it is time, or when nothing else is going on."""

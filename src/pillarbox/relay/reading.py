@@ -70,7 +70,9 @@ class ReadAhead:
     async def _nap(self, seconds: float) -> None:
         waiting = (asyncio.create_task(self._wait(seconds)), asyncio.create_task(self._bell.wait()))
         try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a wait that fails must not become a nap that never lasts
         finally:
             for task in waiting:
                 task.cancel()

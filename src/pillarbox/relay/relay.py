@@ -157,10 +157,11 @@ class Relay(Daemon):
         await asyncio.sleep(self._settings.relay.publish_timeout.total_seconds())
 
     async def _sleep(self, seconds: float) -> None:
+        """Sleep, but no longer than until we are asked to stop."""
         try:
             await asyncio.wait_for(self._stop.wait(), seconds)
         except TimeoutError:
-            pass
+            pass  # nobody asked: the time is over
 
     def _rules(self) -> Rules:
         relay = self._settings.relay

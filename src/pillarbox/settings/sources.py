@@ -1,5 +1,6 @@
 """Where settings come from: a TOML file, the environment, flags. Each gives plain values with their path and origin."""
 
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
@@ -39,12 +40,34 @@ def from_file(path: Path) -> Iterator[Given]:
     """Read a TOML file."""
     origin = without_secrets(str(path))
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{origin}: cannot be read: {error.strerror}; `pillarbox init` writes one") from error
-    except ValueError as error:  # malformed TOML names line and column; so does text that is not UTF-8, by its byte
-        raise ConfigError(f"{origin}: {error}") from error
+    try:
+        tables = tomllib.loads(content.decode())
+    except ValueError as error:
+        what, line, column = _mistake(error, content)
+        raise ConfigError(
+            f"{origin}: line {line}, column {column}: {what}; mend it there, or compare with what"
+            " `pillarbox init --config example.toml` writes"
+        ) from error
     yield from _walk((), tables, origin)
+
+
+def _mistake(error: ValueError, content: bytes) -> tuple[str, int, int]:
+    """Say what is wrong in a file and where: the parser names the place in its words, or the end of the document."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"not utf-8: {error.reason}", *_place(content[: error.start])
+    what, _, where = str(error).partition(" (at ")
+    if named := re.fullmatch(r"line (\d+), column (\d+)\)", where):
+        return what, int(named[1]), int(named[2])
+    return what, *_place(content)
+
+
+def _place(before: bytes) -> tuple[int, int]:
+    """Give line and column of what follows."""
+    lines = before.decode().split("\n")
+    return len(lines), len(lines[-1]) + 1
 
 
 def _walk(path: tuple[str, ...], value: object, origin: str) -> Iterator[Given]:

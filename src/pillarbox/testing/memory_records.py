@@ -136,9 +136,12 @@ class MemoryStore(MemorySource):
         status, at = self._status(row)
         return status in ("published", "dropped") and at is not None and at <= before
 
-    async def pause(self, topic: str, who: str, why: str) -> None:
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        if there := self.database.pauses.get(topic):
+            return there
         self.database.pauses[topic] = Pause(topic, self.database.clock.now(), who, why)
         self._audit(f"pause {topic}", 1)
+        return None
 
     async def resume(self, topic: str) -> bool:
         paused = self.database.pauses.pop(topic, None) is not None

@@ -126,7 +126,9 @@ class Member:
                         self._save(connection, list(self._held))
                         connection.execute("DELETE FROM members WHERE name = ?", (self._name,))
         except BrokerUnavailable:
-            pass  # the lock is freed below: to the others we are dead, which is as good
+            # The lock is freed below: to the others we are dead, which is as good. A position that was not saved
+            # means copies, never a loss.
+            pass
         finally:
             self.vanish()
 

@@ -107,7 +107,7 @@ class SqlitePublisher:
                 orders.append(order)
                 count += len(order.send.messages)
         except Empty:
-            pass
+            pass  # nobody waits behind them: what there is goes now
         return orders
 
     def _append(self, orders: list[_Order]) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from getpass import getuser
 
 from pillarbox.core.insert import microseconds
-from pillarbox.ports import Clock, Query, Status
+from pillarbox.ports import Clock, Pause, Query, Status
 from pillarbox.stores.sqlite.connection import writing
 from pillarbox.stores.sqlite.records import Finder
-from pillarbox.stores.sqlite.rows import STORED
+from pillarbox.stores.sqlite.rows import STORED, instant
 
 
 class Mending:
@@ -55,15 +55,18 @@ class Mending:
             ).rowcount
             return self._audit(db, _describe("replay", query), count)
 
-    def pause(self, db: sqlite3.Connection, topic: str, who: str, why: str) -> None:
-        """Pause a topic; if it is paused already, since then."""
+    def pause(self, db: sqlite3.Connection, topic: str, who: str, why: str) -> Pause | None:
+        """Pause a topic; if it is paused already, change nothing and give that pause."""
         with writing(db):
+            sql = f"SELECT topic, since, who, why FROM {self._p}pauses WHERE topic = ?"
+            if there := db.execute(sql, (topic,)).fetchone():
+                return Pause(there[0], instant(there[1]), *there[2:])
             db.execute(
-                f"INSERT INTO {self._p}pauses (topic, since, who, why) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (topic) DO UPDATE SET who = excluded.who, why = excluded.why",
+                f"INSERT INTO {self._p}pauses (topic, since, who, why) VALUES (?, ?, ?, ?)",
                 (topic, self._now(), who, why),
             )
             self._audit(db, f"pause topic={topic}", 1, who)
+        return None
 
     def resume(self, db: sqlite3.Connection, topic: str) -> bool:
         """End a pause."""

@@ -12,7 +12,7 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost, SchemaMismatch
-from pillarbox.ports import Away, Clock, Holding, Query, Record, Retention, SchemaStatus, Stats
+from pillarbox.ports import Away, Clock, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
 from pillarbox.stores.sqlite.connection import Connection
 from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
 from pillarbox.stores.sqlite.log import Log
@@ -161,8 +161,8 @@ class SqliteStore:
     async def replay(self, query: Query) -> int:
         return await self._connection.run(self._mending.replay, query)
 
-    async def pause(self, topic: str, who: str, why: str) -> None:
-        await self._connection.run(self._mending.pause, topic, who, why)
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        return await self._connection.run(self._mending.pause, topic, who, why)
 
     async def resume(self, topic: str) -> bool:
         return await self._connection.run(self._mending.resume, topic)

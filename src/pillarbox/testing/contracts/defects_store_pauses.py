@@ -38,9 +38,10 @@ class StopsEverythingWhileATopicIsPaused(MemoryStore):
 class KnowsOnlyPausesOfItsOwn(MemoryStore):
     """Keeps pauses in the process that was asked for them."""
 
-    async def pause(self, topic: str, who: str, why: str) -> None:
-        await super().pause(topic, who, why)
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        there = await super().pause(topic, who, why)
         self._mine = dict(self.database.pauses)
+        return there
 
     def _next(self, room: int) -> list[Entry]:
         self.database.pauses = getattr(self, "_mine", {})
@@ -59,9 +60,25 @@ class RetriesWhatIsPaused(MemoryStore):
 
 @breaks("test_parked_entries_of_a_paused_topic_stay")
 class ForgetsWhatWasParkedWhenATopicIsPaused(MemoryStore):
-    async def pause(self, topic: str, who: str, why: str) -> None:
-        await super().pause(topic, who, why)
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        there = await super().pause(topic, who, why)
         self.database.parked = [row for row in self.database.parked if row.entry.topic != topic]
+        return there
+
+
+@breaks("test_pausing_again_changes_nothing_and_gives_the_first_pause")
+class ThePauseOfTheLastOneCounts(MemoryStore):
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        there = self.database.pauses.pop(topic, None)
+        await super().pause(topic, who, why)
+        return there
+
+
+@breaks("test_pausing_again_changes_nothing_and_gives_the_first_pause")
+class KeepsSilentAboutAPauseThatIsThere(MemoryStore):
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        await super().pause(topic, who, why)
+        return None
 
 
 # Where a detour begins.
@@ -233,8 +250,8 @@ class DatesADetourByTheMainLine(MemoryStore):
 
 @breaks("test_people_see_who_paused_a_topic_and_why")
 class ForgetsWhoPausedIt(MemoryStore):
-    async def pause(self, topic: str, who: str, why: str) -> None:
-        await super().pause(topic, "somebody", why)
+    async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        return await super().pause(topic, "somebody", why)
 
 
 @breaks("test_people_see_who_paused_a_topic_and_why")

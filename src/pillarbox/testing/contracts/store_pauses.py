@@ -1,6 +1,6 @@
 """The rules of paused topics: others flow, the paused one keeps its place, nothing is lost whenever a relay dies."""
 
-from pillarbox.ports import Store
+from pillarbox.ports import Pause, Store
 from pillarbox.testing.contracts.store_bench import (
     StoreBench,
     event,
@@ -32,6 +32,14 @@ class PauseRules:
         await pause(admin)
         await bench.add(event("A"), event("B", topic="invoices"))
         assert await publish_all(await holder(bench)) == ["B"]
+
+    async def test_pausing_again_changes_nothing_and_gives_the_first_pause(self, bench: StoreBench) -> None:
+        store = await bench.store("admin")
+        first = Pause("orders", bench.clock.now(), "ada", "the shop moves")
+        assert await store.pause("orders", "ada", "the shop moves") is None
+        bench.clock.advance(60)
+        assert await store.pause("orders", "bob", "for fun") == first
+        assert (await store.stats()).pauses == [first]
 
     async def test_a_topic_goes_on_from_where_it_was_paused(self, bench: StoreBench) -> None:
         store = await holder(bench)

@@ -1,0 +1,38 @@
+"""Wording: how counts, instants and commands are written for people, in findings and on the command line."""
+
+from datetime import datetime
+from shlex import quote
+
+from pillarbox.settings import Settings
+from pillarbox.settings.urls import without_secrets
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count with its noun: "1 event", "2,000 events"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def at(instant: datetime) -> str:
+    """Write an instant, to the second."""
+    return f"{instant:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def command(words: str, settings: Settings, *, broker: bool = False) -> str:
+    """Write a command that the reader can run: with the flags that this one was given, without what a file says."""
+    parts = ["pillarbox", words]
+    if settings.file is not None and settings.file != "pillarbox.toml":
+        parts.append(f"--config {quote(settings.file)}")
+    for key in ("database", "broker") if broker else ("database",):
+        value = getattr(settings, key)
+        if value is None:
+            parts.append(f"--{key} URL")
+        elif settings.origins.get(key, "--").startswith("--"):
+            parts.append(f"--{key} {quote(without_secrets(value))}")
+    if settings.origins.get("outbox.prefix", "").startswith("--"):
+        parts.append(f"--set outbox.prefix={settings.outbox.prefix}")
+    return " ".join(parts)
+
+
+def resume_command(topic: str, settings: Settings) -> str:
+    """Write the command that ends a pause."""
+    return command(f"resume {quote(topic)}", settings)

@@ -1,0 +1,40 @@
+"""What `events` and `dead` have in common: find events and print them, or say that there are none."""
+
+import asyncio
+from collections.abc import Sequence
+
+from pillarbox.cli.options import admin_of
+from pillarbox.cli.output import nothing_matched, print_json, print_record, print_records, record_json
+from pillarbox.ports import Query, Record
+from pillarbox.settings import Settings
+
+
+def list_found(settings: Settings, query: Query, *, json: bool, none: str) -> None:
+    """List the events that a query finds; without any, say that there are no `none`."""
+    records = _find(settings, query)
+    if json:
+        print_json([record_json(record) for record in records])
+    elif records:
+        print_records(records)
+    if not records:
+        raise nothing_matched(none)
+
+
+def show_found(settings: Settings, query: Query, *, json: bool, none: str) -> None:
+    """Show everything of the events that a query finds; without any, say that there is no `none`."""
+    records = _find(settings, query)
+    if not records:
+        raise nothing_matched(none)
+    for record in records:
+        if json:
+            print_json(record_json(record))
+        else:
+            print_record(record)
+
+
+def _find(settings: Settings, query: Query) -> Sequence[Record]:
+    async def look() -> Sequence[Record]:
+        async with admin_of(settings) as admin:
+            return await admin.find(query)
+
+    return asyncio.run(look())
