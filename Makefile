@@ -16,16 +16,16 @@ demo: ## a shop, a relay and a consumer on this machine; kill -9 as they work; n
 	@.ci/venv .venv-demo demo
 	@.venv-demo/bin/pillarbox demo $(ARGS)
 
-test: static ## everything but the soak: format, lint, types, import contracts, all tests
+test: static servers ## everything but the soak: format, lint, types, import contracts, all tests
 	$(PYTEST) -n 2 --dist worksteal --every-skip-needs-a-reason -m "not soak" tests
 
-soak: venv ## what takes minutes by nature; run it before calling something done
+soak: servers ## what takes minutes by nature; run it before calling something done
 	$(PYTEST) --timeout 1800 --every-skip-needs-a-reason -m soak tests
 
 check: static ## format, lint, types, import contracts, unit tests: under a minute
 	$(PYTEST) -q tests/unit
 
-bench: venv ## ratios against the textbook, written to benchmarks/results/latest.json
+bench: servers ## ratios against the textbook, written to benchmarks/results/latest.json
 	$(BIN)/python -m benchmarks $(ARGS)
 
 lock: venv ## compile the locks anew: newest versions, hashes, no host names
@@ -41,12 +41,15 @@ format: venv ## write the code as the formatter wants it
 clean: ## forget the environments and the caches
 	rm -rf .venv .venv-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-.PHONY: venv static
+.PHONY: venv servers static
 venv:
 	@.ci/venv .venv test
+
+servers: venv
+	@.ci/servers
 
 static: venv
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
-	$(BIN)/mypy $(wildcard src tests benchmarks examples)
+	$(BIN)/mypy $(wildcard src tests benchmarks examples servers)
 	$(BIN)/lint-imports

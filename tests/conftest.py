@@ -1,16 +1,30 @@
-"""What all tests share: a skip must be justified, and the run says at its end what it ran against."""
+"""What all tests share: real servers, a skip must be justified, and the run says at its end what it ran against."""
 
+import functools
 import importlib.util
+import os
 import platform
 import re
 import shutil
 import signal
 import sqlite3
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+
+from servers.pgbouncer import PgBouncer
+from servers.postgres import Postgres, RunningPostgres
+from servers.process import STARTED, NotInstalled
+
+Made = TypeVar("Made")
+
+SOMEBODY_ELSES = os.environ.get("PILLARBOX_TEST_POSTGRES")
+"""The URL of a PostgreSQL to use instead of one of our own, if set; its user must be allowed to make databases."""
 
 REQUIREMENTS: dict[str, Callable[[], bool]] = {
     "Linux": lambda: sys.platform == "linux",
@@ -18,6 +32,8 @@ REQUIREMENTS: dict[str, Callable[[], bool]] = {
     "Python 3.13": lambda: sys.version_info >= (3, 13),
     "git": lambda: shutil.which("git") is not None,
     "SQLAlchemy": lambda: importlib.util.find_spec("sqlalchemy") is not None,
+    "x86-64": lambda: platform.machine() == "x86_64",
+    "a PostgreSQL of our own": lambda: SOMEBODY_ELSES is None,
 }
 """What a test may need that not every machine has. A skip says `needs <name>: …`, and the name must stand here."""
 
@@ -26,6 +42,72 @@ def needless(reason: str) -> bool:
     """Tell whether this machine could have run a test that was skipped for `reason`."""
     named = re.search(r"needs ([^:]+):", reason)
     return named is None or named[1] not in REQUIREMENTS or REQUIREMENTS[named[1]]()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[RunningPostgres]:
+    """PostgreSQL 15, one per test process; a test that kills one takes its own."""
+    if SOMEBODY_ELSES is None:
+        with installed(lambda: Postgres("15")) as ours:
+            yield ours
+    else:
+        theirs = RunningPostgres(SOMEBODY_ELSES)
+        STARTED.add(f"PostgreSQL {theirs.version} (PILLARBOX_TEST_POSTGRES)")
+        yield theirs
+
+
+@pytest.fixture(scope="session")
+def postgres_at(request: pytest.FixtureRequest) -> Iterator[Callable[[str], RunningPostgres]]:
+    """Gives PostgreSQL "15", "17" or "18", one of each per test process; a test that kills one takes its own."""
+    with ExitStack() as servers:
+
+        @functools.cache
+        def at(major: str) -> RunningPostgres:
+            if major == "15":
+                shared: RunningPostgres = request.getfixturevalue("postgres")
+                return shared
+            return servers.enter_context(installed(lambda: Postgres(major)))
+
+        yield at
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[Callable[[str], Postgres]]:
+    """Starts a PostgreSQL "15", "17" or "18" for one test, which may kill it."""
+    skip_unless_ours()
+    with ExitStack() as servers:
+        yield lambda major: servers.enter_context(installed(lambda: Postgres(major)))
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest, postgres_at: Callable[[str], RunningPostgres]) -> Iterator[str]:
+    """The URL of a new, empty database: on PostgreSQL 15, or on the version that is the fixture's parameter."""
+    server = postgres_at(getattr(request, "param", "15"))
+    name = f"test_{uuid.uuid4().hex}"
+    yield server.create_database(name)
+    server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres: RunningPostgres) -> Iterator[PgBouncer]:
+    """PgBouncer in front of `postgres`, one per test process; a test that points it elsewhere takes its own."""
+    skip_unless_ours()
+    assert isinstance(postgres, Postgres)
+    with installed(lambda: PgBouncer(postgres.port)) as server:
+        yield server
+
+
+def skip_unless_ours() -> None:
+    if SOMEBODY_ELSES is not None:
+        pytest.skip("needs a PostgreSQL of our own: the one of PILLARBOX_TEST_POSTGRES must not be killed")
+
+
+def installed(server: Callable[[], Made]) -> Made:
+    """Make a server, or skip the test; `make test` then fails, for .ci/servers should have fetched it."""
+    try:
+        return server()
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +136,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [reason_of(report) for report in terminalreporter.stats.get("skipped", ())]
     terminalreporter.section("what this ran against")
     write(f"{platform.python_implementation()} {platform.python_version()}, SQLite {sqlite3.sqlite_version}")
+    if STARTED:
+        write(", ".join(sorted(STARTED)))
     write(f"{platform.platform()}, {platform.machine()}")
     write(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + f", {len(skipped)} skipped")
     for nodeid, reason in skipped:
@@ -68,6 +152,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["started"] = sorted(STARTED)
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not session.config.getoption("--every-skip-needs-a-reason"):
         return
@@ -75,6 +161,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         needless(reason_of(report)[1]) for report in reporter.stats.get("skipped", ())
     ):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # The summary is written by the process that started the workers, and the servers are theirs.
+    STARTED.update(getattr(node, "workeroutput", {}).get("started", ()))
 
 
 def reason_of(report: pytest.TestReport | pytest.CollectReport) -> tuple[str, str]:

@@ -7,12 +7,11 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, TypeVar, overload
+from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
 from uuid import UUID
 
 from pillarbox.core.event import Event
-from pillarbox.core.insert import OnDuplicate, Place, Rows, Statement, insertion, plain_insertion
-from pillarbox.core.routing import DEFAULT_TOPIC
+from pillarbox.core.insert import OnDuplicate, Place, PlaceOptions, Rows, Statement, insertion, plain_insertion
 from pillarbox.core.sqlite_facts import LEGACY, check_transaction, error_of
 from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
@@ -35,14 +34,8 @@ class Outbox:
     ...     outbox.add(connection, Event("OrderPlaced", {"total": 42}, aggregate=("order", 7)))
     """
 
-    def __init__(
-        self,
-        schema: str = "public",
-        topic: str = DEFAULT_TOPIC,
-        max_payload: int = 262_144,
-        prefix: str = "pillarbox_",
-    ) -> None:
-        self._place = Place(schema, prefix, topic, max_payload)
+    def __init__(self, **place: Unpack[PlaceOptions]) -> None:
+        self._place = Place(**place)
 
     def add(self, connection: sqlite3.Connection, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
         """Add events in the connection's transaction; they are published if, and only if, it commits."""
@@ -186,8 +179,16 @@ def _check_module(connection: object) -> None:
         kind = type(connection)
         raise ConfigError(
             f"a {kind.__module__}.{kind.__qualname__} is no connection that pillarbox.dbapi knows: it takes"
-            " sqlite3.Connection; for SQLAlchemy take pillarbox.sqlalchemy"
+            f" sqlite3.Connection; for {_module_for(kind)}"
         )
+
+
+def _module_for(kind: type) -> str:
+    """Say which door takes a connection of another library."""
+    library = kind.__module__.partition(".")[0]
+    if library in ("psycopg", "asyncpg"):
+        return f"{library} take pillarbox.{library}"
+    return "SQLAlchemy take pillarbox.sqlalchemy, for Django pillarbox.django"
 
 
 def _cure(connection: sqlite3.Connection) -> str:

@@ -44,6 +44,16 @@ class KernelLock:
         """Whether this very object holds the slot, in this very process."""
         return self._file is not None and self._file.held.get(self._slot) is self
 
+    @property
+    def astray(self) -> bool:
+        """Whether others look elsewhere by now, because somebody deleted the file or put another in its place."""
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            return True
+        with _registry:
+            return _files.get((there.st_dev, there.st_ino)) is not self._file
+
     def take(self) -> bool:
         """Take the slot, or say that somebody else alive has it; never blocks."""
         fcntl = _posix()

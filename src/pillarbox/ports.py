@@ -53,9 +53,14 @@ class Source(Protocol):
     async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
         """Record what has become of entries, atomically: the position moves, and what failed is parked.
 
-        Log entries come as a prefix of what was given out; parked ones in any order. Safe to call twice with the same
-        settlements. Raises LaneLost, having changed nothing, if another relay took the lanes meanwhile.
+        Log entries come as a prefix of what was given out; parked ones in any order. Of a topic that is held they may
+        be Detoured: the position moves over them, and a detour begins at the first, from which they come out again.
+        Safe to call twice with the same settlements. What was only published may be stored a moment later: a crash
+        repeats it. Raises LaneLost, having changed nothing, if another relay took the lanes meanwhile.
         """
+
+    def hold(self, topics: frozenset[str]) -> None:
+        """Read around these topics, as if they were paused, until told otherwise; they keep their place."""
 
     async def wait(self, seconds: float) -> None:
         """Return when there may be something new, at the latest after `seconds`."""
@@ -199,6 +204,8 @@ class Stats:
     stopped: str | None = None
     """Why the log cannot be read on, with the cure; None if it can."""
     full: FullLot | None = None
+    receives: bool = False
+    """Whether a consumer has its inbox here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +265,13 @@ class Schema(Protocol):
 
     def sql(self) -> str:
         """Give the script that `up` would run on an empty database; needs no connection."""
+
+    def roles(self) -> str:
+        """Give the script that makes roles with just the rights they need. Raises ConfigError where there are none."""
+
+    async def adopt(self) -> int:
+        """Take tables over that were copied from another cluster: what was settled stays so, the rest is published.
+        How many events are pending. Raises StoreError, having changed nothing, where there is nothing to adopt."""
 
 
 class Store(Source, Lanes, Records, Schema, Protocol):

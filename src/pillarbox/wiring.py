@@ -152,7 +152,21 @@ def _store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callab
             clock=clock,
             hooks=hooks,
         )
-    raise _unknown("database", settings.database, ["sqlite"])
+    if url.scheme in ("postgresql", "postgres"):
+        from pillarbox.stores.postgres import PostgresStore
+
+        return lambda: PostgresStore(
+            f"postgresql:{url.rest}",
+            owner=owner,
+            schema=settings.outbox.schema,
+            prefix=settings.outbox.prefix,
+            lease=settings.relay.lease,
+            topics=Topics(settings.topics),
+            clock=clock,
+            hooks=hooks,
+            window=2 * settings.relay.batch,
+        )
+    raise _unknown("database", settings.database, ["sqlite", "postgresql"])
 
 
 def _publisher(settings: Settings, broker: str | Broker | None, hooks: Hooks) -> Callable[[], Publisher]:
@@ -172,7 +186,7 @@ def _publisher(settings: Settings, broker: str | Broker | None, hooks: Hooks) ->
             return lambda: StdoutPublisher(sys.stdout, publish_timeout=timeout)
         case "memory":
             return _memory_broker(url).publisher
-    raise _unknown("broker", settings.broker, ["sqlite", "stdout", "memory"])
+    raise _unknown("broker", settings.broker, ["sqlite", "stdout"])
 
 
 def _function(publish: Callable[[list[Message]], Any], settings: Settings) -> Callable[[], Publisher]:
@@ -195,7 +209,7 @@ def _subscriber(
             return lambda: SqliteSubscriber(path, consumer=consumer, topics=topics, hooks=hooks, clock=clock)
         case "memory":
             return partial(_memory_broker(url).subscriber, consumer, topics)
-    raise _unknown("broker", settings.broker, ["sqlite", "memory"])
+    raise _unknown("broker", settings.broker, ["sqlite"])
 
 
 @cache
@@ -210,12 +224,11 @@ def _url(setting: str, text: str | None, example: str) -> Url:
     if text is None:
         raise ConfigError(
             f"{setting}: is not set: give --{setting} {example}, PILLARBOX_{setting.upper()}, or {setting} = … in "
-            "pillarbox.toml"
+            "pillarbox.toml, which `pillarbox init` writes"
         )
     return parse_url(setting, text)
 
 
 def _unknown(setting: str, text: str | None, schemes: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"{setting}: {without_secrets(text or '')!r} is of no known kind; known are {', '.join(schemes)}"
-    )
+    known = f"known are {', '.join(schemes)}" if len(schemes) > 1 else f"the only known one is {schemes[0]}"
+    return ConfigError(f"{setting}: {without_secrets(text or '')!r} is of no known kind; {known}")

@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -89,7 +90,7 @@ def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, lin
         (
             "status",
             "database: is not set: give --database sqlite:///shop.db, PILLARBOX_DATABASE, or database = … in"
-            " pillarbox.toml",
+            " pillarbox.toml, which `pillarbox init` writes",
         ),
         (
             "status --database shop.db",
@@ -100,16 +101,37 @@ def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, lin
             "database: 'sqlite://shop.db' names no file: write sqlite:///shop.db or sqlite:////absolute/shop.db",
         ),
         (
-            "status --database postgresql://shop:hunter2@localhost/shop",
-            "database: 'postgresql://shop:***@localhost/shop' is of no known kind; known are sqlite",
+            "status --database oracle://shop:hunter2@localhost/shop",
+            "database: 'oracle://shop:***@localhost/shop' is of no known kind; known are sqlite, postgresql",
         ),
         (
             "relay once --database sqlite:///shop.db --broker kafka://localhost",
-            "broker: 'kafka://localhost' is of no known kind; known are sqlite, stdout, memory",
+            "broker: 'kafka://localhost' is of no known kind; known are sqlite, stdout",
+        ),
+        *(
+            (
+                f"{command} --broker memory:",
+                "broker: memory: lives in one process and ends with it, so every event would be thrown away:"
+                " use sqlite:///stream.db here, and MemoryBroker() in tests",
+            )
+            for command in (
+                "relay once --database sqlite:///shop.db",
+                "relay run --database sqlite:///shop.db",
+                "consume billing:inbox --topic t",
+            )
         ),
         (
             "relay run --database sqlite:///shop.db",
-            "broker: is not set: give --broker sqlite:///stream.db, PILLARBOX_BROKER, or broker = … in pillarbox.toml",
+            "broker: is not set: give --broker sqlite:///stream.db, PILLARBOX_BROKER, or broker = … in pillarbox.toml,"
+            " which `pillarbox init` writes",
+        ),
+        *(
+            (
+                f"relay {verb}",
+                "database, broker: are not set: `pillarbox init` writes a pillarbox.toml with both; or give --database"
+                " sqlite:///shop.db --broker sqlite:///stream.db, or PILLARBOX_DATABASE and PILLARBOX_BROKER",
+            )
+            for verb in ("run", "once")
         ),
         (
             "relay once --database sqlite:///shop.db --broker stdout:",
@@ -509,9 +531,23 @@ def test_relay_once_names_the_pause_that_made_it_leave_events(configured: "Shop"
 
 def test_relay_once_tells_of_a_pause_in_a_json_line(configured: "Shop") -> None:
     configured.type("pillarbox pause order-events")
+    configured.placed()
     done = configured.type("pillarbox relay once --json")
     assert json.loads(done.stdout) == {"published": 0}
     assert json.loads(done.stderr)["text"].startswith("topic order-events is paused by ")
+
+
+def test_relay_once_says_nothing_of_a_pause_behind_which_nothing_waits(configured: "Shop") -> None:
+    configured.type("pillarbox pause order-events")
+    assert configured.type("pillarbox relay once").stderr == "published 0 events\n"
+
+
+@pytest.mark.parametrize("command", ["events show {}", "dead show {}", "dead retry {}", "dead drop {}"])
+def test_a_shortened_id_is_told_to_be_too_short(configured: "Shop", command: str) -> None:
+    id = configured.placed()
+    short, whole = (configured.type(f"pillarbox {command.format(one)}", code=4) for one in (id[:8], id[:-1] + "x"))
+    assert "an id must be given in full" in short.stderr
+    assert "in full" not in whole.stderr
 
 
 def test_relay_once_says_nothing_of_a_pause_that_has_ended(configured: "Shop") -> None:
@@ -572,6 +608,12 @@ def test_dead_events_are_listed_and_shown_with_why(dead: tuple["Shop", list[str]
     assert all(set(one) == RECORD_KEYS and one["last_error"] == "refused" for one in listed)
     assert "refused" in shop.type(f"pillarbox dead show {ids[0]}").stdout
     assert shop.json(f"pillarbox dead show {ids[0]} --json")["status"] == "dead"
+
+
+def test_without_anybody_to_ask_the_flag_is_named(dead: tuple["Shop", list[str]]) -> None:
+    shop, _ = dead
+    assert "--yes does not ask" in shop.type("pillarbox dead retry --all", code=1).stderr
+    assert len(shop.json("pillarbox dead list --json")) == 2
 
 
 def test_dropping_says_how_many_and_asks(dead: tuple["Shop", list[str]]) -> None:
@@ -697,3 +739,49 @@ def test_the_installed_command_is_the_same(shop: "Shop") -> None:
     command = Path(sys.executable).with_name("pillarbox")
     done = subprocess.run([command, "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == shop.type("pillarbox --version").stdout
+
+
+@pytest.mark.parametrize("depth", [970, 1100])
+def test_an_event_that_is_nested_deeply_is_shown_as_it_stands(configured: "Shop", depth: int) -> None:
+    deep = "[" * depth + "]" * depth
+    with sqlite3.connect(configured.directory / "shop.db") as database:
+        sql = "INSERT INTO pillarbox_outbox (event_type, topic, payload, headers) VALUES ('Deep', 't', ?, ?)"
+        database.execute(sql, (deep, f'{{"a": {deep}}}'))
+    [shown] = configured.json("pillarbox events list --json")
+    assert shown["payload"] == deep
+    assert deep in "".join(shown["headers"].values())
+    assert deep in configured.type(f"pillarbox events show {shown['event_id']}").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("relay run {}", 2),
+        ("relay once {}", 2),
+        ("status {}", 2),
+        ("{}", 2),
+        ("relay {}", 2),
+        ("consume {}", 2),
+        ("consume {} --topic t", 1),
+        ("--debug consume {} --topic t", 1),
+        ("events show {}", 4),
+        ("dead show {}", 4),
+        ("dead retry {}", 4),
+        ("pause {}", 0),
+        ("resume {}", 4),
+        ("events list --aggregate {}", 4),
+        ("events list --since {}", 2),
+        ("events list --status {}", 2),
+    ],
+)
+def test_a_url_in_the_wrong_place_does_not_say_its_password(configured: "Shop", command: str, code: int) -> None:
+    line = command.format("'postgresql://shop:hunter2 3@localhost/shop'")
+    done = subprocess.run(
+        [sys.executable, "-m", "pillarbox", *shlex.split(line)],
+        cwd=configured.directory,
+        env=configured.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    assert "hunter2" not in done.stdout + done.stderr

@@ -68,7 +68,16 @@ def test_once_consumes_until_nothing_is_left(billing: "Shop") -> None:
     relay(billing)
     assert billing.type(f"{CONSUME} --once").stderr == "handled 2 events\n"
     assert sorted(invoices(billing)) == [7, 8]
-    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0}
+    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}}
+
+
+def test_once_says_what_had_no_handler(billing: "Shop") -> None:
+    billing.add(*(Event("OrderShiped", {}, aggregate=("order", n)) for n in (1, 2)), Event("OrderBilled", {}))
+    billing.placed(7)
+    relay(billing)
+    said = billing.type(f"{CONSUME} --topic events --once").stderr
+    assert said == "handled 1 event; passed over 3 events without a handler: 2 OrderShiped, 1 OrderBilled\n"
+    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}}
 
 
 def test_a_module_that_cannot_be_imported_is_one_line(billing: "Shop") -> None:

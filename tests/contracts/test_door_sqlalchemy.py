@@ -1,4 +1,4 @@
-"""The door for SQLAlchemy keeps the contract: Session, Connection and their async twins."""
+"""The door for SQLAlchemy keeps the contract: Session, Connection and their async twins, on SQLite and PostgreSQL."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -16,17 +16,23 @@ from pillarbox.sqlalchemy import AsyncInbox, AsyncOutbox, Inbox, Outbox
 from pillarbox.testing.contracts.door import DoorContract, DoorFeatures
 from pillarbox.testing.contracts.rules import check, rules_of
 from pillarbox.testing.contracts.sqlite3_door import SqliteFile, reception
+from tests.contracts.postgres_doors import FEATURES, DoorDatabase
 
 EFFECT = text("INSERT INTO effects VALUES (:what)")
 
 
 class Bench:
-    """What the four have in common."""
+    """What the four have in common; `scheme` is that of SQLAlchemy's URL."""
 
     features = DoorFeatures()
 
-    def __init__(self) -> None:
-        self.file = SqliteFile()
+    def __init__(self, database: SqliteFile | DoorDatabase, scheme: str) -> None:
+        self.database = database
+        self.url = (
+            f"{scheme}:///{database.path}"
+            if isinstance(database, SqliteFile)
+            else database.url.replace("postgresql", scheme, 1)
+        )
         self._calls = 0
 
     def _count(self, *_: Any) -> None:
@@ -36,13 +42,13 @@ class Bench:
         return self._calls
 
     async def rows(self, table: str) -> Sequence[Mapping[str, Any]]:
-        return self.file.rows(table)
+        return self.database.rows(table)
 
 
 class SessionBench(Bench):
-    def __init__(self) -> None:
-        super().__init__()
-        self.engine = create_engine(f"sqlite:///{self.file.path}")
+    def __init__(self, database: SqliteFile | DoorDatabase, scheme: str) -> None:
+        super().__init__(database, scheme)
+        self.engine = create_engine(self.url)
         event.listen(self.engine, "before_cursor_execute", self._count)
         self._opened: list[Any] = []
         self._outbox, self._inbox = Outbox(max_payload=1000), Inbox("bench", sessionmaker(self.engine))
@@ -94,7 +100,7 @@ class SessionBench(Bench):
         for transaction in self._opened:
             transaction.close()
         self.engine.dispose()
-        self.file.close()
+        self.database.close()
 
 
 class ConnectionBench(SessionBench):
@@ -105,9 +111,9 @@ class ConnectionBench(SessionBench):
 class AsyncSessionBench(Bench):
     async_handler = True
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.engine = create_async_engine(f"sqlite+aiosqlite:///{self.file.path}")
+    def __init__(self, database: SqliteFile | DoorDatabase, scheme: str) -> None:
+        super().__init__(database, scheme)
+        self.engine = create_async_engine(self.url)
         event.listen(self.engine.sync_engine, "before_cursor_execute", self._count)
         self._opened: list[Any] = []
         self._outbox, self._inbox = AsyncOutbox(max_payload=1000), AsyncInbox("bench", async_sessionmaker(self.engine))
@@ -164,7 +170,7 @@ class AsyncSessionBench(Bench):
         for transaction in self._opened:
             await transaction.close()
         await self.engine.dispose()
-        self.file.close()
+        self.database.close()
 
 
 class AsyncConnectionBench(AsyncSessionBench):
@@ -175,7 +181,19 @@ class AsyncConnectionBench(AsyncSessionBench):
         return await connection.execution_options(**options)
 
 
-@pytest.mark.parametrize("bench", [SessionBench, ConnectionBench, AsyncSessionBench, AsyncConnectionBench])
+SYNC, ASYNC = [SessionBench, ConnectionBench], [AsyncSessionBench, AsyncConnectionBench]
+
+
+@pytest.mark.parametrize("bench", [*SYNC, *ASYNC])
 @pytest.mark.parametrize("rule", rules_of(DoorContract, Bench.features))
-async def test_sqlalchemy(rule: str, bench: type[SessionBench]) -> None:
-    await check(DoorContract, rule, bench())
+async def test_sqlite(rule: str, bench: type[SessionBench]) -> None:
+    await check(DoorContract, rule, bench(SqliteFile(), "sqlite" if bench in SYNC else "sqlite+aiosqlite"))
+
+
+@pytest.mark.parametrize(
+    ("bench", "driver"),
+    [(bench, "psycopg") for bench in (*SYNC, *ASYNC)] + [(bench, "asyncpg") for bench in ASYNC],
+)
+@pytest.mark.parametrize("rule", rules_of(DoorContract, FEATURES))
+async def test_postgres(rule: str, bench: type[SessionBench], driver: str, doors: str) -> None:
+    await check(DoorContract, rule, bench(DoorDatabase(doors), f"postgresql+{driver}"))

@@ -20,21 +20,23 @@ class Shop:
         self.clock = ManualClock()
         self._opened: list[SqliteStore] = []
 
-    def closed_store(self, owner: str = "a", *listeners: Listener, prefix: str = "pillarbox_") -> SqliteStore:
+    def closed_store(
+        self, owner: str = "a", *listeners: Listener, prefix: str = "pillarbox_", topics: Topics | None = None
+    ) -> SqliteStore:
         store = SqliteStore(
             self.path,
             owner=owner,
             prefix=prefix,
             lease=timedelta(seconds=15),
-            topics=Topics(),
+            topics=topics or Topics(),
             clock=self.clock,
             hooks=Hooks(*listeners),
         )
         self._opened.append(store)
         return store
 
-    async def store(self, owner: str = "a", *listeners: Listener) -> SqliteStore:
-        store = self.closed_store(owner, *listeners)
+    async def store(self, owner: str = "a", *listeners: Listener, topics: Topics | None = None) -> SqliteStore:
+        store = self.closed_store(owner, *listeners, topics=topics)
         await store.open()
         await store.up()
         return store

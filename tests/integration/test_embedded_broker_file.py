@@ -3,6 +3,8 @@
 import asyncio
 import json
 import sqlite3
+import threading
+from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,10 +13,12 @@ import pytest
 
 from pillarbox.brokers.sqlite import SqlitePublisher, SqliteSubscriber
 from pillarbox.brokers.sqlite import member as group_member
+from pillarbox.brokers.sqlite import publisher as near_end
 from pillarbox.brokers.sqlite.file import connect
 from pillarbox.brokers.sqlite.retention import prune
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, ConfigError, PublishError, PublishRejected, SchemaMismatch
+from pillarbox.kernel_lock import KernelLock
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.contracts.publisher import answers, batch, errors
@@ -170,6 +174,74 @@ async def test_sends_that_wait_together_share_a_transaction(path: Path) -> None:
     await publisher.close()
 
 
+async def test_a_large_send_is_stored_in_several_transactions_and_answered_one_by_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_end, "LARGEST_TRANSACTION", 200)
+    stored: list[object] = []
+    hold = threading.Event()
+
+    def listen(moment: Moment, facts: Facts) -> None:
+        if moment is Moment.STORED_BY_BROKER:
+            stored.append(facts["count"])
+            assert len(stored) < 2 or hold.wait(10)
+
+    publisher = publisher_of(path, hooks=Hooks(listen))
+    publisher.send(large("a", "b", "c", "d", "e"))
+    assert len(await publisher.outcomes()) == 2
+    hold.set()
+    assert set(errors(await answers(publisher, 3)).values()) == {None}
+    assert stored == [2, 2, 1]
+    assert bodies(path) == ["a", "b", "c", "d", "e"]
+    await publisher.close()
+
+
+async def test_nothing_of_a_send_is_stored_behind_a_transaction_that_failed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_end, "LARGEST_TRANSACTION", 200)
+    writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+
+    def listen(moment: Moment, facts: Facts) -> None:
+        if moment is Moment.STORED_BY_BROKER:
+            writer.execute("BEGIN IMMEDIATE")
+
+    publisher = publisher_of(path, seconds=0.2, hooks=Hooks(listen))
+    publisher.send(large("a", "b", "c", "d", "e"))
+    said = errors(await answers(publisher, 5))
+    writer.rollback()
+    writer.close()
+    assert [error for _, error in sorted(said.items())] == [None] * 2 + [BrokerUnavailable] * 3
+    await publisher.close()
+    assert bodies(path) == ["a", "b"]
+
+
+async def test_a_commit_that_outlasts_the_deadline_counts_and_is_not_sent_again(path: Path) -> None:
+    waits = threading.Event()
+
+    def commit_slowly(moment: Moment, facts: Facts) -> None:
+        waits.wait(10)
+
+    publisher = publisher_of(path, seconds=0.05, hooks=Hooks(commit_slowly))
+    publisher.send(batch("a"))
+    given = asyncio.create_task(answers(publisher, 1))
+    await asyncio.sleep(0.2)  # four deadlines: the commit is what takes so long
+    waits.set()
+    assert set(errors(await given).values()) == {None}
+    assert len(ids(path)) == 1
+    await publisher.close()
+
+
+def large(*names: str) -> list[Message]:
+    """Make messages of which two fit into 200 bytes."""
+    return [Message("orders", "7", {"id": name}, name.encode() * 100, n) for n, name in enumerate(names, 1)]
+
+
+def bodies(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [chr(body[0]) for (body,) in connection.execute("SELECT body FROM messages ORDER BY id")]
+
+
 async def test_an_acknowledgement_survives_an_outage(path: Path) -> None:
     await publish(path, batch("aa"))
     subscriber = subscriber_of(path)
@@ -253,6 +325,53 @@ def prune_all(path: Path) -> int:
     now = datetime.now(UTC)
     with closing(connect(path, durable=True, timeout=1)) as connection:
         return prune(connection, (now - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1))
+
+
+async def test_members_share_on_when_the_file_of_their_locks_is_deleted(path: Path) -> None:
+    await publish(path, batch("a"))
+    one, two = subscriber_of(path), subscriber_of(path)
+    members = one._member, two._member
+    await until(lambda: [len(member._held) for member in members] == [8, 8], one, two)
+    before = [{partition: held.epoch for partition, held in member._held.items()} for member in members]
+    path.with_name("stream.db-consumers").unlink()
+    for _ in range(5):
+        await tended(one, two)
+    after = [{partition: held.epoch for partition, held in member._held.items()} for member in members]
+    assert after == before
+    for member in members:
+        assert member._lock is not None
+        assert not member._lock.astray
+    await one.close()
+    await two.close()
+
+
+async def test_a_member_whose_slot_a_newcomer_took_keeps_what_it_holds(path: Path) -> None:
+    await publish(path, batch("a"))
+    one = subscriber_of(path)
+    await until(lambda: len(one._member._held) == 16, one)
+    before = {partition: held.epoch for partition, held in one._member._held.items()}
+    locks = path.with_name("stream.db-consumers")
+    locks.unlink()
+    newcomer = KernelLock(locks, one._member._slot)
+    assert newcomer.take()
+    await tended(one)
+    assert {partition: held.epoch for partition, held in one._member._held.items()} == before
+    newcomer.release()
+    await one.close()
+
+
+async def until(condition: Callable[[], bool], *subscribers: SqliteSubscriber) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await tended(*subscribers)
+
+
+async def tended(*subscribers: SqliteSubscriber) -> None:
+    """Let every member look at its group."""
+    for subscriber in subscribers:
+        subscriber._member._tend_at = 0.0
+        deliveries = await subscriber.deliveries(10, 0)
+        await subscriber.acknowledge(deliveries)
 
 
 async def test_retention_deletes_what_is_older_than_a_week(path: Path) -> None:

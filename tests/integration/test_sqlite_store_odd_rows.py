@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from pillarbox.core.entry import Entry
 from pillarbox.core.message import encode
 from pillarbox.core.retry import PUBLISHED, Dead
+from pillarbox.core.window import Settlement
 from pillarbox.errors import EncodeError
 from pillarbox.ports import Query
+from pillarbox.stores.sqlite import SqliteStore
 from pillarbox.testing.contracts.store_bench import names, read, settle
 from tests.integration.sqlite_shop import Shop
 
@@ -120,3 +123,19 @@ async def test_the_command_line_shows_what_is_no_utf8(shop: Shop, command: tuple
     run = [sys.executable, "-m", "pillarbox", *command, "--database", f"sqlite:///{shop.path}"]
     done = await asyncio.to_thread(subprocess.run, run, capture_output=True, text=True, check=False)
     assert (done.returncode, "\\udcff{" in done.stdout) == (3 if command == ("status",) else 0, True), done.stderr
+
+
+@pytest.mark.parametrize("depth", [10, 980, 1100, 100_000])
+async def test_headers_of_any_depth_can_be_looked_at_retried_and_dropped(shop: Shop, depth: int) -> None:
+    store = await shop.holder()
+    deep = "[" * depth + "]" * depth
+    insert(shop, headers=f"""'{{"a": {deep}}}'""")
+    await store.settle(await settle_all(store, Dead("its headers")))
+    [found] = await store.find(Query())
+    assert deep in "".join(found.headers.values())
+    assert await store.retry(Query()) == 1
+    assert await store.drop(Query(ids=(found.event_id,))) == 1
+
+
+async def settle_all(store: SqliteStore, verdict: Dead) -> list[Settlement[Entry]]:
+    return [Settlement(entry, verdict) for entry in await store.entries(10)]

@@ -7,10 +7,12 @@ What a page may say in an HTML comment right before a block, or in its place:
     <!-- in the background -->    the commands of the block run until the page ends, and must then stop well on SIGTERM;
                                   what follows waits until they have said what the block shows
     <!-- exit 3 -->               the last command of the block ends with this code instead of 0
+    <!-- on PostgreSQL -->        the page has a server of its own, with an empty database `shop`
     <!-- run:                     Python that readers need not see, such as an engine or a class
     ...
     -->
 
+An `sql` block runs in that database.
 A `console` block holds the commands pillarbox, python and make (whose verbs are only looked up).
 Output that it shows is compared, line by line; `…` stands for anything.
 """
@@ -32,11 +34,15 @@ from textwrap import dedent
 from types import TracebackType
 from typing import IO, Any, NamedTuple, Self
 
+import psycopg
 import pytest
+
+from servers.postgres import Postgres, RunningPostgres
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PATIENCE = 60
+ON_POSTGRES = "<!-- on PostgreSQL -->"
 _PIECE = re.compile(
     r"^<!-- *(?P<comment>.*?) *-->[ \t]*$|^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
     re.DOTALL | re.MULTILINE,
@@ -110,6 +116,8 @@ class Runner:
             self._run_python(block.text, where)
         elif block.language == "console":
             self._run_console(block, where)
+        elif block.language == "sql":
+            self._run_sql(block.text)
         elif block.language == "toml":
             tomllib.loads(block.text)
 
@@ -123,6 +131,10 @@ class Runner:
         result = eval(code, self._names)
         if inspect.iscoroutine(result):
             asyncio.run(result)
+
+    def _run_sql(self, text: str) -> None:
+        with psycopg.connect("dbname=shop", autocommit=True) as connection:
+            connection.execute(text.encode())
 
     def _run_console(self, block: Block, where: str) -> None:
         commands = re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)
@@ -191,8 +203,24 @@ def run_page(page: str, name: str, directory: Path) -> list[str]:
     return runner.not_run
 
 
+@pytest.fixture
+def shop_on_postgres(postgres: RunningPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty database `shop` on a server that every client finds by itself."""
+    if not isinstance(postgres, Postgres):
+        pytest.skip("needs a PostgreSQL of our own: the one of PILLARBOX_TEST_POSTGRES may have a database named shop")
+    for name, value in (("PGHOST", "127.0.0.1"), ("PGPORT", str(postgres.port)), ("PGUSER", "postgres")):
+        monkeypatch.setenv(name, value)
+    postgres.create_database("shop")
+    yield
+    postgres.drop_database("shop")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, record_property: Any) -> None:
+def test_the_code_on_a_page_runs(
+    page: Path, tmp_path: Path, record_property: Any, request: pytest.FixtureRequest
+) -> None:
+    if ON_POSTGRES in page.read_text():
+        request.getfixturevalue("shop_on_postgres")
     for reason in run_page(page.read_text(), str(page.relative_to(ROOT)), tmp_path):
         record_property("not run", reason)
 
@@ -317,3 +345,11 @@ def test_a_console_block_holds_only_what_can_be_checked(tmp_path: Path, line: st
 def test_settings_on_a_page_are_toml(tmp_path: Path) -> None:
     with pytest.raises(tomllib.TOMLDecodeError):
         run_page(fenced("toml", "database = nonsense"), "page", tmp_path)
+
+
+@pytest.mark.usefixtures("shop_on_postgres")
+def test_sql_on_a_page_runs_in_its_database(tmp_path: Path) -> None:
+    page = page_of(fenced("sql", "CREATE TABLE orders ();"), fenced("sql", "SELECT * FROM orders;"))
+    assert run_page(page, "page", tmp_path) == []
+    with pytest.raises(psycopg.errors.UndefinedTable):
+        run_page(fenced("sql", "SELECT * FROM no_such_table;"), "page", tmp_path)

@@ -17,6 +17,7 @@ from pillarbox.settings.template import MEANINGS
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PLANNED = [
+    "adopt",
     "config show",
     "consume",
     "dead drop",
@@ -33,6 +34,7 @@ PLANNED = [
     "migrate status",
     "migrate up",
     "pause",
+    "prune",
     "relay once",
     "relay run",
     "resume",

@@ -46,6 +46,17 @@ def ago(**units: float) -> datetime:
     return NOW - timedelta(**units)
 
 
+def test_a_relay_that_has_just_stopped_was_here_a_moment_ago() -> None:
+    seen = RelaySeen("a", NOW, NOW - timedelta(seconds=1), 0)
+    [_, note] = found(replace(QUIET, relays=(seen,)))
+    assert (note.severity, note.line) == ("note", "no relay is running; one was here a moment ago")
+
+
+def test_a_database_that_only_receives_needs_no_relay() -> None:
+    assert [finding.kind for finding in found(replace(QUIET, relays=(), receives=True))] == ["fine"]
+    assert [finding.kind for finding in found(replace(QUIET, relays=(), receives=True, pending=1))] == ["no relay"]
+
+
 def test_all_is_well() -> None:
     assert found(QUIET) == [Finding("fine", "fine", "all is well: nothing is waiting")]
 
@@ -169,7 +180,7 @@ def test_a_blocked_aggregate_names_the_event_and_both_ways_out() -> None:
         Finding(
             "problem",
             "blocked",
-            "order 7 in order-events is blocked behind OrderPlaced 0198c0de-0000-7000-8000-000000000007, "
+            "order 7 in order-events is blocked by OrderPlaced 0198c0de-0000-7000-8000-000000000007, "
             "dead after 6 attempts: message too large",
             (
                 "pillarbox dead retry 0198c0de-0000-7000-8000-000000000007 --database sqlite:///shop.db",
@@ -181,7 +192,7 @@ def test_a_blocked_aggregate_names_the_event_and_both_ways_out() -> None:
 
 def test_a_blocked_topic_in_global_order_is_named_as_a_whole() -> None:
     head = replace(HEAD, aggregate=None, attempts=1)
-    assert found(replace(QUIET, heads=(head,), dead=1))[0].line.startswith("topic order-events is blocked behind")
+    assert found(replace(QUIET, heads=(head,), dead=1))[0].line.startswith("topic order-events is blocked by")
 
 
 @pytest.mark.parametrize(("next_try", "words"), [(8, "in 8 s"), (-1, "now")])

@@ -68,6 +68,13 @@ async def test_types_without_a_handler_are_passed_over_without_a_row(bench: Cons
     assert bench.db.execute("SELECT event_id FROM pillarbox_inbox").fetchall() == [(id_of(2),)]
 
 
+async def test_a_consumer_knows_how_many_of_which_types_it_passed_over(bench: ConsumerBench) -> None:
+    bench.publish(message(1), *(message(n, type="OrderShiped") for n in (2, 3)), message(4, type="OrderBilled"))
+    consumer = bench.consumer()
+    await consumer.run_once(patience=0.01)
+    assert consumer.passed_over == {"OrderShiped": 2, "OrderBilled": 1}
+
+
 async def test_what_an_event_says_reaches_its_handler(bench: ConsumerBench) -> None:
     seen: list[Event[Any]] = []
     bench.inbox.handler("Seen")(lambda _, event: seen.append(event))

@@ -10,9 +10,9 @@ import pytest
 
 from pillarbox.core.event import Event
 from pillarbox.core.message import Message
-from pillarbox.core.routing import Topics
+from pillarbox.core.routing import Topic, Topics
 from pillarbox.dbapi import Inbox
-from pillarbox.errors import Reject, RetryLater
+from pillarbox.errors import ConfigError, Reject, RetryLater
 from pillarbox.telemetry.hooks import Facts, Moment
 from tests.unit.consumer_bench import SKIP, TOPIC, ConsumerBench, id_of, message
 
@@ -336,3 +336,24 @@ async def test_while_the_database_is_full_nothing_is_lost(bench: Billing) -> Non
     bench.on = lambda moment, facts: None
     await bench.consume(inbox)
     assert len(bench.applied()) == 10
+
+
+@pytest.mark.parametrize(("before", "now"), [("aggregate", "global"), ("global", "aggregate")])
+async def test_another_order_is_refused_while_events_are_parked_in_the_old_one(
+    bench: Billing, before: Any, now: Any
+) -> None:
+    bench.topics = Topics({TOPIC: Topic(order=before)})
+    bench.failing[1] = Reject("never")
+    bench.publish(message(1), message(2))
+    await bench.consume()
+    bench.topics = Topics({TOPIC: Topic(order=now)})
+    bench.publish(message(3))
+    with pytest.raises(ConfigError, match=rf"topic\.{TOPIC}\.order: .*2 events stand parked.*dead retry --inbox"):
+        await bench.consume()
+    assert bench.applied() == []
+    bench.topics = Topics({TOPIC: Topic(order=before)})
+    bench.operator("dropped")
+    await bench.consume()
+    bench.topics = Topics({TOPIC: Topic(order=now)})
+    await bench.consume()
+    assert bench.applied() == [2, 3]

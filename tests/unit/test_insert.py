@@ -1,6 +1,7 @@
-"""Insert: the statements that put events into the outbox, run on a real SQLite with the real tables."""
+"""Insert: the statements that put events into the outbox, run on a real SQLite; what PostgreSQL's are made of."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,7 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pillarbox.core.event import Event
-from pillarbox.core.insert import EPOCH, Place, Statement, check_identifier, full_row, insertion, microseconds
+from pillarbox.core.insert import (
+    EPOCH,
+    Place,
+    Statement,
+    check_identifier,
+    full_row,
+    insertion,
+    microseconds,
+    postgres_insertion,
+    refuse_duplicates,
+)
 from pillarbox.errors import ConfigError, DuplicateEvent, InvalidEvent
 
 PLACE = Place()
@@ -282,6 +293,7 @@ def test_a_place_has_its_own_prefix() -> None:
         ({"schema": "ü"}, "schema:"),
         ({"schema": "x" * 41}, "schema:"),
         ({"max_payload": 0}, "max_payload: 0 is not a number of bytes above 0"),
+        ({"notify": True}, "notify: only PostgreSQL has NOTIFY"),
     ],
 )
 def test_a_place_that_cannot_be_is_refused(arguments: dict[str, Any], words: str) -> None:
@@ -298,3 +310,95 @@ def test_headers_are_stored_as_a_json_object(database: Database) -> None:
     headers = {"a": '"', "b": "東京", "c": ""}
     database.add(Event("X", {}, headers=headers))
     assert json.loads(database.all("headers")[0]) == headers
+
+
+POSTGRES = Place(schema="shop", dialect="postgres", marker="%s")
+KEYED: Event[Any] = Event("Paid", {}, id=ID, idempotency_key="k")
+
+
+def statement(*events: Event[Any], place: Place = POSTGRES, on_duplicate: Any = "raise") -> Statement:
+    found = postgres_insertion(events, place, on_duplicate)
+    assert found is not None
+    return found
+
+
+def test_on_postgres_nothing_to_add_is_no_statement() -> None:
+    assert postgres_insertion([], POSTGRES) is None
+    assert list(insertion([], POSTGRES)) == []
+    with pytest.raises(ConfigError, match="on_duplicate"):
+        postgres_insertion([], POSTGRES, "Raise")  # type: ignore[arg-type]
+
+
+EVERY_KIND: list[list[Event[Any]]] = [
+    [Event("X", {})],
+    [Event("X", {}), Event("Y", {})],
+    [Event("X", {}, headers={"a": "b"})],
+    [Event("X", {}, aggregate=("order", 1), numbered=True)],
+    [KEYED],
+    [KEYED, Event("X", {}, aggregate=("order", 1), numbered=True)],
+]
+
+
+@pytest.mark.parametrize("notify", [False, True])
+@pytest.mark.parametrize("events", EVERY_KIND, ids=["one", "many", "full", "numbered", "keyed", "both"])
+def test_each_parameter_has_one_marker_in_every_tools_style(events: list[Event[Any]], notify: bool) -> None:
+    texts = {}
+    for marker in ("?", "%s", "$"):
+        place = Place(dialect="postgres", marker=marker, notify=notify)
+        text, parameters, *_ = statement(*events, place=place)
+        markers = [f"${n}" for n in range(1, len(parameters) + 1)] if marker == "$" else [marker] * len(parameters)
+        pattern = r"\$\d+" if marker == "$" else re.escape(marker)
+        assert re.findall(pattern, text) == markers
+        texts[marker] = re.sub(pattern, "?", text)
+    assert len(set(texts.values())) == 1
+    rings = "pg_notify('pillarbox_outbox', '')" in texts["?"] or "notify => true" in texts["?"]
+    assert rings is notify
+
+
+def test_on_postgres_everything_is_text() -> None:
+    when = datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
+    full = Event("X", b"\x00\xff", content_type="x/y", id=ID, aggregate=("order", 1), number=3, occurred_at=when)
+    _, parameters, rows, answers = statement(full, Event("Y", {}, id=ID))
+    assert parameters == [
+        [str(ID)] * 2, ["order", ""], ["1", ""], ["X", "Y"], ["order-events", "events"], [None, "{}"],
+        ["\\x00ff", None], ["x/y", "application/json"], [None] * 2, [None] * 2, ["3", None], [None] * 2,
+        ["2026-03-04T05:06:07.000089+00:00", None],
+    ]  # fmt: skip
+    assert rows is None
+    assert not answers
+
+
+def test_only_keys_and_numbers_need_the_functions() -> None:
+    for events in EVERY_KIND:
+        needs = any(event.numbered or event.idempotency_key for event in events)
+        assert bool(re.search(r"shop\.pillarbox_(take_keys|draw_numbers|add)\(", statement(*events).sql)) == needs
+
+
+def test_keys_that_were_taken_before_are_refused_or_passed_over() -> None:
+    other: Event[Any] = Event("Other", {}, idempotency_key="other")
+    refuse_duplicates([other, KEYED], [[[]]], "raise")
+    refuse_duplicates([other, KEYED], [[["k"]]], "ignore")
+    with pytest.raises(DuplicateEvent, match=r"the idempotency key 'k' was added before \('Paid'\)"):
+        refuse_duplicates([other, KEYED], [[["k"]]], "raise")
+    with pytest.raises(DuplicateEvent):
+        refuse_duplicates([KEYED], [[True]], "raise")
+    assert statement(KEYED, other).sql != statement(KEYED, other, on_duplicate="ignore").sql
+
+
+def test_on_postgres_a_key_twice_in_one_call_is_a_duplicate() -> None:
+    with pytest.raises(DuplicateEvent):
+        postgres_insertion([KEYED, KEYED], POSTGRES)
+    assert statement(KEYED, KEYED, on_duplicate="ignore") == statement(KEYED)
+
+
+def test_a_program_on_postgres_is_one_statement_and_a_judgement() -> None:
+    program = insertion([KEYED], POSTGRES)
+    assert next(program) == statement(KEYED)
+    with pytest.raises(DuplicateEvent):
+        program.send([[True]])
+
+
+def test_the_same_place_is_made_once_for_each_tool() -> None:
+    assert POSTGRES.on("sqlite", "?") is POSTGRES.on("sqlite", "?")
+    assert POSTGRES.on("sqlite", "?") == Place(schema="shop")
+    assert POSTGRES.on("postgres", "%s").sql == POSTGRES.sql

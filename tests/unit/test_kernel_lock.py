@@ -86,6 +86,19 @@ def test_a_killed_process_frees_its_lock(path: Path) -> None:
     lock.release()
 
 
+def test_a_lock_is_astray_once_its_file_is_gone_or_replaced(path: Path) -> None:
+    lock, other = KernelLock(path), KernelLock(path)
+    lock.take()
+    seen = [lock.astray]
+    path.unlink()
+    seen.append(lock.astray)
+    other.take()
+    seen.append(lock.astray)
+    assert (seen, other.astray) == ([False, True, True], False)
+    lock.release()
+    other.release()
+
+
 def test_slots_are_independent(path: Path) -> None:
     first, second = KernelLock(path, 0), KernelLock(path, 7)
     assert first.take()

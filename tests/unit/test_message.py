@@ -208,6 +208,41 @@ def test_an_event_comes_back_as_it_was(event: Event[Any], format: str) -> None:
     assert json_or_bytes(received) == json_or_bytes(event)
 
 
+token = st.text("abcdefghij0123456789!#$&^_.+-", min_size=1, max_size=12)
+kinds = st.tuples(token, token, st.sampled_from(["", "; charset=UTF-8", ";x=y"])).map("{0[0]}/{0[1]}{0[2]}".format)
+
+
+@given(
+    kinds | st.sampled_from(["application/cloudevents+json", "Application/CloudEvents+JSON ; charset=UTF-8"]),
+    payloads | st.fixed_dictionaries({"specversion": st.just("1.0"), "id": st.uuids().map(str), "type": text}),
+    st.sampled_from(FORMATS),
+)
+def test_an_event_of_any_content_type_keeps_its_identity_and_its_payload(
+    content_type: str, payload: object, format: str
+) -> None:
+    data = json.dumps(payload).encode()
+    sent = order(data=data, content_type=content_type)
+    received = decode(Delivery(encode(sent, 1, format)))
+    assert identity(encode(sent, 1, format)) == (str(ID), "OrderPlaced", "order", "7")
+    assert (received.id, received.type, received.content_type) == (ID, "OrderPlaced", content_type)
+    assert received.payload == (payload if "+json" in content_type.lower() or "/json" in content_type else data)
+
+
+@pytest.mark.parametrize("format", ["plain", "cloudevents"])
+def test_a_cloudevent_of_somebody_else_can_be_a_payload(format: str) -> None:
+    theirs = {"specversion": "1.0", "id": "theirs", "type": "Theirs", "source": "/order", "data": 1}
+    message = encode(order(data=json.dumps(theirs), content_type="application/cloudevents+json"), 1, format)
+    assert identity(message) == (str(ID), "OrderPlaced", "order", "7")
+    assert decode(Delivery(message)).payload == theirs
+
+
+def test_a_structured_cloudevent_may_repeat_its_attributes_as_headers() -> None:
+    message = encode(order(), 1, "cloudevents-structured")
+    repeated = encode(order(), 1, "cloudevents").headers
+    event = decode(Delivery(message._replace(headers={**repeated, **message.headers})))
+    assert (event.id, event.payload, event.content_type) == (ID, {"total": 42}, "application/json")
+
+
 def json_or_bytes(event: Event[Any]) -> object:
     return event.data if isinstance(event.data, bytes) else json.loads(event.data)
 

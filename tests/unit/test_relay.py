@@ -10,9 +10,16 @@ import pytest
 
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
-from pillarbox.core.message import identity
-from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, SchemaMismatch, StoreUnavailable
-from pillarbox.ports import Query
+from pillarbox.core.message import Message, identity
+from pillarbox.errors import (
+    BrokerUnavailable,
+    PublishError,
+    PublishRejected,
+    PublishTimeout,
+    SchemaMismatch,
+    StoreUnavailable,
+)
+from pillarbox.ports import Outcome, Query
 from pillarbox.relay.relay import Parts, Relay
 from pillarbox.settings import RelaySettings, Settings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
@@ -433,5 +440,109 @@ def test_an_error_while_waiting_for_new_entries_ends_the_relay() -> None:
     async def act(scene: Scene) -> None:
         with pytest.raises(LookupError, match="no way to wait"):
             await scene.relay(store=Broken).run()
+
+    play(act)
+
+
+@pytest.mark.parametrize("error", [BrokerUnavailable("no leader"), PublishTimeout("no answer")], ids=["away", "late"])
+@pytest.mark.parametrize("prefix_safe", [True, False])
+def test_a_topic_that_fails_is_held_while_others_flow_and_goes_on_in_order(
+    prefix_safe: bool, error: PublishError
+) -> None:
+    async def act(scene: Scene) -> None:
+        def place(start: int) -> None:
+            for n in range(start, start + 60):
+                scene.add(Event("E", n, aggregate=("order", n % 4), topic=("orders", "invoices")[n % 2]))
+
+        scene.broker.refuse(lambda message: message.topic == "orders", error)
+        async with scene.relay(settings=Settings(relay=RelaySettings(batch=20, retries=100))):
+            place(0)
+            await scene.eventually(lambda: Moment.TOPIC_AWAY in scene.heard)
+            place(60)
+            await scene.eventually(lambda: {n for n in scene.published if n % 2} == set(range(1, 120, 2)), 30)
+            assert not [n for n in scene.published if n % 2 == 0]
+            scene.broker.heal()
+            await scene.eventually(lambda: len(set(scene.published)) == 120)
+            await scene.eventually(lambda: Moment.TOPIC_BACK in scene.heard)
+        first = list(dict.fromkeys(scene.published))
+        for order in range(4):
+            mine = [n for n in first if n % 4 == order]
+            assert mine == sorted(mine)
+        assert set((await scene.statuses()).values()) == {"published"}
+
+    play(act, prefix_safe=prefix_safe)
+
+
+def test_what_was_being_read_when_its_topic_was_held_goes_back_too() -> None:
+    """The later event of the line is given out before its topic fails, and comes in when the earlier went back."""
+    is_held = asyncio.Event()
+
+    class Slow(MemoryStore):
+        async def entries(self, room: int) -> Sequence[Any]:
+            found = await super().entries(room)
+            if "100" in [entry.data for entry in found]:
+                await is_held.wait()
+            return found
+
+        def hold(self, topics: frozenset[str]) -> None:
+            super().hold(topics)
+            if topics:
+                is_held.set()
+
+        async def settle(self, settlements: Sequence[Any]) -> None:
+            await super().settle(settlements)
+            if is_held.is_set():
+                await asyncio.sleep(2)  # meanwhile the time to try the topic has come
+
+    async def act(scene: Scene) -> None:
+        scene.broker.refuse(lambda message: message.topic == "orders" and not is_held.is_set(), BrokerUnavailable("no"))
+        scene.add(Event("E", 0, aggregate=("order", 1), topic="orders"))
+        scene.add(*(Event("E", n, aggregate=("order", 1), topic="invoices") for n in range(1, 40)))
+        scene.add(Event("E", 100, aggregate=("order", 1), topic="orders"))
+        async with scene.relay(store=Slow, settings=Settings(relay=RelaySettings(batch=40))):
+            await scene.eventually(lambda: {0, 100} <= set(scene.published))
+        first = list(dict.fromkeys(scene.published))
+        assert first.index(0) < first.index(100)
+
+    play(act, prefix_safe=False)
+
+
+def test_an_entry_that_cannot_be_encoded_does_not_end_the_tries_of_its_topic() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.refuse(lambda message: message.topic == "orders", BrokerUnavailable("no leader"))
+        scene.add(*(Event("E", n, aggregate=("order", n), topic=("orders", "invoices")[n % 2]) for n in range(60)))
+        async with scene.relay(settings=Settings(relay=RelaySettings(batch=20))):
+            await scene.eventually(lambda: Moment.TOPIC_AWAY in scene.heard)
+            row = scene.database.rows[0]
+            scene.database.rows[0] = row._replace(entry=row.entry._replace(headers="{not json"))
+            scene.broker.heal()
+            await scene.eventually(lambda: set(scene.published) == set(range(1, 60)))
+
+    play(act)
+
+
+def test_a_topic_is_held_until_everything_of_it_that_was_in_flight_is_answered() -> None:
+    """The first event is answered long after its topic may be tried again: the second must not be read before."""
+
+    class Mute(MemoryBroker):
+        ignored = False
+
+        def receive(self, messages: Sequence[Message]) -> list[Outcome]:
+            if not self.ignored and (first := [message for message in messages if message.body == b"0"]):
+                self.ignored = True
+                messages = [message for message in messages if message not in first]
+            return super().receive(messages)
+
+    async def act(scene: Scene) -> None:
+        scene.broker = Mute(prefix_safe=False)
+        scene.broker.refuse(lambda message: message.topic == "orders", PublishTimeout("no answer"))
+        scene.add(*(Event("E", n, aggregate=("order", n), topic=("orders", "invoices")[n % 2]) for n in range(60)))
+        async with scene.relay(settings=Settings(relay=RelaySettings(batch=60))):
+            await scene.eventually(lambda: Moment.TOPIC_AWAY in scene.heard)
+            scene.add(Event("E", 100, aggregate=("order", 0), topic="orders"))
+            scene.broker.heal()
+            await scene.eventually(lambda: {0, 100} <= set(scene.published))
+        first = list(dict.fromkeys(scene.published))
+        assert first.index(0) < first.index(100)
 
     play(act)

@@ -11,6 +11,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.settings import RelaySettings, RetentionSettings, Settings
 from pillarbox.settings.kinds import known_keys
 from pillarbox.settings.template import MEANINGS, template
+from pillarbox.settings.urls import file_of, parse_url
 
 
 @pytest.fixture(autouse=True)
@@ -294,3 +295,10 @@ def test_the_file_that_init_writes_holds_every_setting_and_changes_none() -> Non
 
 def test_every_setting_has_a_meaning() -> None:
     assert set(MEANINGS) == set(known_keys())
+
+
+@pytest.mark.parametrize("setting", ["database", "broker"])
+@pytest.mark.parametrize("path", ["a\0b.db", "x" * 300 + ".db", "/".join(["x" * 100] * 50)])
+def test_a_path_that_no_file_can_have_is_refused(setting: str, path: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{setting}: "):
+        file_of(setting, parse_url(setting, f"sqlite:///{path}"))

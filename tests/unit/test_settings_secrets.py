@@ -89,3 +89,30 @@ def test_an_option_with_a_secret_name_is_hidden(name: str) -> None:
     settings = Settings(options={"kafka": {name: 5, "linger": 5}})
     shown = {one.key: one.value for one in settings.shown()}
     assert (shown[f"kafka.{name}"], shown["kafka.linger"]) == (HIDDEN, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mysql://u:hunter2", "mysql://u:***"),
+        ("mysql://u:hunter2/db", "mysql://u:***/db"),
+        ("postgres://u:hunter2%40h/db", "postgres://u:***/db"),
+        ("password: hunter2, user: me", "password: ***, user: me"),
+        ("Bearer hunter2", "Bearer ***"),
+        ("Authorization: Bearer hunter2", "Authorization: Bearer ***"),
+    ],
+)
+def test_secrets_are_hidden_in_the_ways_people_write_them(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    "url", ["kafka://a:9092,b:9092", "nats://localhost:4222", "postgres://[::1]:5432/x", "redis://h:6379/0", "x://h:/"]
+)
+def test_a_host_and_its_port_are_no_secret(url: str) -> None:
+    assert without_secrets(url) == url
+
+
+def test_a_topic_that_is_called_like_a_url_does_not_say_its_secret() -> None:
+    with nothing_is_said():
+        Settings.load(environment={}, flags={'topic."postgres://u:hunter2@h".order': "sideways"})

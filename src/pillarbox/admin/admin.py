@@ -70,6 +70,14 @@ class Admin:
         """Give the script that makes the tables; needs no connection."""
         return self._store.sql()
 
+    def roles(self) -> str:
+        """Give the script that makes roles for writers, relays and viewers; needs no connection."""
+        return self._store.roles()
+
+    async def adopt(self) -> int:
+        """Take tables over that were copied from another cluster; give how many events are pending."""
+        return await self._store.adopt()
+
     async def stats(self) -> Stats:
         """Look at the whole."""
         return await self._store.stats()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from pillarbox.admin.wording import at, command, counted, resume_command
@@ -31,6 +31,7 @@ Kind = Literal[
 ]
 
 
+JUST_NOW = timedelta(seconds=2)
 _ORDER: tuple[Severity, ...] = ("problem", "fine", "note")
 
 
@@ -107,13 +108,17 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
     if any(relay.lease_until >= now for relay in stats.relays):
         return
     seen = max((relay.seen_at for relay in stats.relays), default=None)
-    if seen is not None:
+    waiting = stats.pending + stats.retrying
+    if stats.receives and not waiting and seen is None and stats.last_published_at is None:
+        return  # a consumer's database: nobody adds events here
+    if seen is not None and now - seen < JUST_NOW:
+        line = "no relay is running; one was here a moment ago"
+    elif seen is not None:
         line = f"no relay has been seen for {about(now - seen)}"
     elif stats.last_published_at is not None:
         line = f"no relay is running; the last event was published {about(now - stats.last_published_at)} ago"
     else:
         line = "no relay has ever run on this outbox"
-    waiting = stats.pending + stats.retrying
     if waiting:
         line += f"; {_events(waiting, stats.pending_exact)} waiting"
     cure = command("relay run", settings, broker=True)
@@ -144,7 +149,7 @@ def _head(head: Record, now: datetime, settings: Settings) -> Finding:
     event = f"{head.type} {head.event_id}"
     line_of = _line_of(head)
     if head.status == "dead":
-        line = f"{line_of} is blocked behind {event}, dead after {_tries(head.attempts)}: {head.last_error}"
+        line = f"{line_of} is blocked by {event}, dead after {_tries(head.attempts)}: {head.last_error}"
         return Finding("problem", "blocked", line, _mend(head, settings))
     again = "now" if head.next_try_at is None or head.next_try_at <= now else f"in {about(head.next_try_at - now)}"
     times = "once" if head.attempts == 1 else f"{head.attempts} times"

@@ -11,16 +11,25 @@ from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
 from pillarbox.ports import Outcome
 
+GRACE = 10.0
+"""How many seconds longer we wait for what is being stored."""
+
 
 class Send:
     """One call of `send`: its messages, its deadline in the loop's time, and the tickets that nobody answered."""
 
-    __slots__ = ("acknowledged", "deadline", "messages", "unanswered")
+    __slots__ = ("acknowledged", "deadline", "messages", "storing", "unanswered")
 
     def __init__(self, messages: Sequence[Message], deadline: float) -> None:
         self.messages, self.deadline = messages, deadline
         self.unanswered = {message.ticket for message in messages}
         self.acknowledged = False
+        self.storing: object = None
+        """What of it is being stored right now: nobody can say that it was not, so the answer is worth waiting for."""
+
+    def expires_at(self) -> float:
+        """Say when its time is over."""
+        return self.deadline if self.storing is None else self.deadline + GRACE
 
 
 class Sends:
@@ -52,6 +61,13 @@ class Sends:
         if self._outcomes:
             self._news.set()
 
+    def go_on(self, stored: object) -> None:
+        """The broker is slow, but it stores one thing after the other: what waits in its queue has its time anew."""
+        for send in self._flying:
+            send.deadline, send.acknowledged = asyncio.get_running_loop().time() + self._timeout, False
+            if send.storing is stored:
+                send.storing = None
+
     def fail(self, send: Send, error: PublishError) -> None:
         """Give the same answer to everything of a send that has none."""
         self.answer(send, [Outcome(message.ticket, error) for message in send.messages])
@@ -72,18 +88,18 @@ class Sends:
             if self._fatal is not None:
                 raise self._fatal
             self._news.clear()
-            oldest = next(iter(self._flying), None)
             try:
-                async with asyncio.timeout_at(None if oldest is None else oldest.deadline):
+                async with asyncio.timeout_at(min((send.expires_at() for send in self._flying), default=None)):
                     await self._news.wait()
             except TimeoutError:
+                await asyncio.sleep(0)  # an answer that is here already counts, however late it is
                 self._expire()
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def _expire(self) -> None:
         now = asyncio.get_running_loop().time()
-        for send in [send for send in self._flying if send.deadline <= now]:
+        for send in [send for send in self._flying if send.expires_at() <= now]:
             self.fail(send, self._late(send))
 
     def _late(self, send: Send) -> PublishError:

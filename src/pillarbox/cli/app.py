@@ -3,16 +3,18 @@
 import os
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
 from pillarbox import __version__
-from pillarbox.cli import config, consume, dead, demo, events, migrate, relay, status, topics
+from pillarbox.cli import adopt, config, consume, dead, demo, events, migrate, prune, relay, status, topics
 from pillarbox.cli.output import ExitCode, say
 from pillarbox.errors import PillarboxError
-from pillarbox.settings.urls import without_secrets
+from pillarbox.settings.urls import with_quiet_urls, without_secrets
 
+# click's own exception, of which some releases of typer have a copy
+_MISTYPED = cast(type[Exception], typer.BadParameter.__mro__[2])
 app = typer.Typer(
     name="pillarbox",
     help="The transactional outbox and inbox for Python.",
@@ -32,6 +34,8 @@ app.command("resume")(topics.resume)
 app.command("consume")(consume.consume)
 app.add_typer(events.app, name="events")
 app.add_typer(dead.app, name="dead")
+app.command("prune")(prune.prune)
+app.command("adopt")(adopt.adopt)
 app.add_typer(config.app, name="config")
 
 
@@ -68,9 +72,14 @@ def run() -> None:
     _replace_closed_streams()
     _refuse_what_is_not_text()
     try:
-        app(prog_name="pillarbox")
+        sys.exit(app(prog_name="pillarbox", standalone_mode=False))
     except KeyboardInterrupt:
         sys.exit(ExitCode.INTERRUPTED)
+    except typer.Abort:
+        say("Aborted!")
+        sys.exit(ExitCode.ERROR)
+    except _MISTYPED as mistake:
+        _show(mistake)
     except PillarboxError as error:
         _end(error, str(error))
     except OSError as error:
@@ -80,6 +89,20 @@ def run() -> None:
         _end(error, _unexpected(error))
     finally:
         _flush()
+
+
+def _show(mistake: Any) -> NoReturn:
+    """Let the parser say what is wrong with the line, but not the secrets that stand in it."""
+    mistake.message = _without_typed_secrets(mistake.message)
+    mistake.show()
+    sys.exit(mistake.exit_code)
+
+
+def _without_typed_secrets(text: str) -> str:
+    for argument in sorted(sys.argv[1:], key=len, reverse=True):
+        if "://" in argument:  # whole, because a password may hold blanks
+            text = text.replace(argument, without_secrets(argument))
+    return with_quiet_urls(text)
 
 
 def _replace_closed_streams() -> None:
@@ -104,9 +127,9 @@ def _refuse_what_is_not_text() -> None:
 
 def _end(error: Exception, line: str) -> NoReturn:
     if os.environ.get("PILLARBOX_DEBUG", "").lower() not in ("", "0", "f", "false", "n", "no", "off"):
-        traceback.print_exception(error)
+        print(_without_typed_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     else:
-        say(f"pillarbox: {line}")
+        say(f"pillarbox: {_without_typed_secrets(line)}")
     sys.exit(ExitCode.ERROR)
 
 

@@ -8,13 +8,17 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Json, check_topic, with_settings
-from pillarbox.cli.output import print_done
+from pillarbox.admin.wording import counted
+from pillarbox.cli.options import Json, check_topic, refuse_memory, with_settings
+from pillarbox.cli.output import print_json, say
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import log_to, logger
 from pillarbox.wiring import Consumer
+
+_NAMED = 10
+"""So many types are named that have no handler."""
 
 
 @with_settings("broker")
@@ -43,15 +47,30 @@ def consume(
 
     Until stopped; logs to stderr, with --json as JSON lines. SIGTERM hands over, a second one stops at once.
     """
+    refuse_memory(settings)
     consumer = Consumer(find_inbox(inbox), topics=topic, settings=settings)
     if once:
         log_to(as_json=json, level=logging.WARNING)
-        print_done("handled", asyncio.run(consumer.run_once()), json)
+        handled = asyncio.run(consumer.run_once())
+        if json:
+            print_json({"handled": handled, "passed_over": dict(consumer.passed_over)})
+        else:
+            say(f"handled {counted(handled, 'event')}{_passed_over(consumer)}")
         return
     log_to(as_json=json)
     logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)
     consumer.run_forever()
-    logger.info("stopped")
+    logger.info("stopped%s", _passed_over(consumer))
+
+
+def _passed_over(consumer: Consumer) -> str:
+    """Say what had no handler here: a misspelt type would be missed in silence."""
+    found = sorted(consumer.passed_over.items(), key=lambda one: (-one[1], one[0]))
+    if not found:
+        return ""
+    named = ", ".join(f"{count:,} {type}" for type, count in found[:_NAMED])
+    more = f", and of {len(found) - _NAMED:,} types more" if len(found) > _NAMED else ""
+    return f"; passed over {counted(sum(consumer.passed_over.values()), 'event')} without a handler: {named}{more}"
 
 
 def find_inbox(place: str) -> object:

@@ -11,7 +11,7 @@ from pillarbox.admin.wording import counted
 from pillarbox.cli import selection
 from pillarbox.cli.found import list_found, show_found
 from pillarbox.cli.options import DryRun, Json, Yes, admin_of, with_settings
-from pillarbox.cli.output import confirmed, nothing_matched, print_json, print_line
+from pillarbox.cli.output import confirmed, nothing_matched, print_json, print_line, whole_ids
 from pillarbox.ports import Query
 from pillarbox.settings import Settings
 
@@ -125,7 +125,7 @@ async def _act(
     async with admin_of(settings) as admin:
         count = await admin.count(query)
         if not count:
-            raise nothing_matched("dead events match")
+            raise nothing_matched(f"dead events match{whole_ids(query.ids)}")
         shown = f"{'more than ' if count > COUNTED else ''}{counted(min(count, COUNTED), 'dead event')}"
         would = "would be" if dry_run else "will be"
         changed = await act(admin, query) if confirmed(f"{shown} {would} {done}", yes=yes, dry_run=dry_run) else 0

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from pillarbox.cli.options import admin_of
-from pillarbox.cli.output import nothing_matched, print_json, print_record, print_records, record_json
+from pillarbox.cli.output import nothing_matched, print_json, print_record, print_records, record_json, whole_ids
 from pillarbox.ports import Query, Record
 from pillarbox.settings import Settings
 
@@ -24,7 +24,7 @@ def show_found(settings: Settings, query: Query, *, json: bool, none: str) -> No
     """Show everything of the events that a query finds; without any, say that there is no `none`."""
     records = _find(settings, query)
     if not records:
-        raise nothing_matched(none)
+        raise nothing_matched(none + whole_ids(query.ids))
     for record in records:
         if json:
             print_json(record_json(record))

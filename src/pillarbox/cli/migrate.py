@@ -1,6 +1,7 @@
 """`pillarbox migrate`: the tables."""
 
 import asyncio
+from typing import Annotated
 
 import typer
 
@@ -63,12 +64,21 @@ def check(*, settings: Settings, json: Json = False) -> None:
 
 @app.command()
 @with_settings("database")
-def sql(*, settings: Settings, json: Json = False) -> None:
+def sql(
+    *,
+    roles: Annotated[
+        bool, typer.Option("--roles", show_default="off", help="Print the script that makes the roles instead.")
+    ] = False,
+    settings: Settings,
+    json: Json = False,
+) -> None:
     """Print the script that makes the tables.
 
-    For those who run migrations of their own; nothing is opened.
+    For those who run migrations of their own; nothing is opened. With --roles: the one that makes roles for writers,
+    relays and viewers, to be run after it (PostgreSQL).
     """
-    script = open_admin(settings).sql()
+    admin = open_admin(settings)
+    script = admin.roles() if roles else admin.sql()
     if json:
         print_json({"sql": script})
     else:

@@ -11,8 +11,10 @@ import typer
 
 from pillarbox.admin.admin import Admin
 from pillarbox.core.routing import LONGEST
+from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
+from pillarbox.settings.urls import parse_url
 from pillarbox.wiring import open_admin
 
 
@@ -122,6 +124,25 @@ def check_topic(topic: str) -> str:
     if len(topic) > LONGEST:
         raise typer.BadParameter(f"a topic's name has at most {LONGEST} characters, this one has {len(topic):,}")
     return topic
+
+
+def refuse_memory(settings: Settings) -> None:
+    """Refuse the broker in this process's memory: nobody else is in this process, and it is gone with it."""
+    if settings.broker is not None and parse_url("broker", settings.broker).scheme == "memory":
+        raise ConfigError(
+            "broker: memory: lives in one process and ends with it, so every event would be thrown away:"
+            " use sqlite:///stream.db here, and MemoryBroker() in tests"
+        )
+
+
+def check_ends(settings: Settings) -> None:
+    """Refuse a relay that nobody told where to carry events from or to."""
+    if settings.database is None and settings.broker is None:
+        raise ConfigError(
+            "database, broker: are not set: `pillarbox init` writes a pillarbox.toml with both; or give"
+            " --database sqlite:///shop.db --broker sqlite:///stream.db, or PILLARBOX_DATABASE and PILLARBOX_BROKER"
+        )
+    refuse_memory(settings)
 
 
 @asynccontextmanager

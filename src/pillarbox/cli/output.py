@@ -18,8 +18,10 @@ from pillarbox.admin.wording import counted
 from pillarbox.core.payload import check_json, is_json
 from pillarbox.errors import EncodeError
 from pillarbox.ports import Record, Stats
+from pillarbox.settings.urls import with_quiet_urls
 
 _WIDE = 100_000  # off a terminal nobody folds lines, so nothing is cut off
+_DEEP = 500  # nested further than this, Python may be able to read a payload and not to write it
 
 
 class ExitCode(IntEnum):
@@ -51,12 +53,12 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str, style: str | None = None) -> None:
     """Talk to the person, on stderr."""
-    console(stderr=True).print(text, style=style)
+    console(stderr=True).print(with_quiet_urls(text), style=style)
 
 
 def print_line(text: str, style: str | None = None) -> None:
     """Print one line of data."""
-    console().print(text, style=style)
+    console().print(with_quiet_urls(text), style=style)
 
 
 def print_json(value: object) -> None:
@@ -105,6 +107,12 @@ def nothing_matched(what: str) -> typer.Exit:
     """Say that nothing matched, and give the exit that says so too."""
     say(f"no {what}")
     return typer.Exit(ExitCode.NOTHING_MATCHED)
+
+
+def whole_ids(ids: Iterable[str]) -> str:
+    """Say how ids are given, if one of them looks like a shortened one."""
+    short = any(len(id) < len("00000000-0000-0000-0000-000000000000") for id in ids)
+    return "; an id must be given in full, as `events list` and `dead list` show it" if short else ""
 
 
 def print_records(records: Sequence[Record]) -> None:
@@ -164,9 +172,25 @@ def _text(record: Record) -> str | bytes:
 
 def _parsed(text: str) -> object:
     try:
-        return json.loads(check_json(text))
+        value = json.loads(check_json(text))
     except EncodeError:  # a plain INSERT or a stranger's message may hold anything; it is shown as it stands
         return text
+    return text if _is_deep(value) else value
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_DEEP):
+        level = [below for one in level for below in _below(one)]
+        if not level:
+            return False
+    return True
+
+
+def _below(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
@@ -204,6 +228,9 @@ def confirmed(what: str, *, yes: bool, dry_run: bool) -> bool:
         return False
     if not yes:
         print("Go on? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        answer = sys.stdin.readline() if sys.stdin is not None else ""
+        if not answer:
+            say("nobody is there to answer: --yes does not ask")
+        if answer.strip().lower() not in ("y", "yes"):
             raise typer.Abort
     return True

@@ -10,7 +10,7 @@ from typing import TextIO
 import typer
 
 from pillarbox.admin.wording import resume_command
-from pillarbox.cli.options import Json, admin_of, with_settings
+from pillarbox.cli.options import Json, admin_of, check_ends, with_settings
 from pillarbox.cli.output import print_done
 from pillarbox.cli.topics import told
 from pillarbox.errors import BrokerUnavailable
@@ -31,6 +31,7 @@ def run(*, settings: Settings, json: Json = False) -> None:
 
     Logs to stderr, with --json as JSON lines. SIGTERM hands over, a second one stops at once.
     """
+    check_ends(settings)
     gone: list[object] = []
 
     def end_without_reader(moment: Moment, facts: Facts) -> None:
@@ -66,14 +67,17 @@ def once(*, settings: Settings, json: Json = False) -> None:
 
     For cron jobs and tests. Says which topics were left because they are paused.
     """
+    check_ends(settings)
     relay = Relay(settings)
     log_to(as_json=json, level=logging.WARNING)
     print_done("published", asyncio.run(relay.run_once()), json)
-    for pause in asyncio.run(_pauses(settings)):
+    for pause in asyncio.run(_left(settings)):
         cure = f"`{resume_command(pause.topic, settings)}` lets it flow again"
         logger.warning("topic %s is paused by %s: its events were left; %s", pause.topic, told(pause), cure)
 
 
-async def _pauses(settings: Settings) -> Sequence[Pause]:
+async def _left(settings: Settings) -> Sequence[Pause]:
+    """List the pauses behind which events wait."""
     async with admin_of(settings) as admin:
-        return await admin.pauses()
+        stats = await admin.stats()
+    return [pause for pause in stats.pauses if stats.pending_by_topic.get(pause.topic)]

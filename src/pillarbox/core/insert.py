@@ -7,32 +7,38 @@
     while statement := step(program, answer):
         answer = run(statement)          # the door's one line
 
-Usually that is one statement for any number of events. Keys and numbers cost one more each, for all events together.
+Usually that is one statement for any number of events. Keys and numbers cost one more each, for all events together;
+on PostgreSQL they cost none: it is always one, and a door for PostgreSQL alone needs no program:
+
+    if (statement := postgres_insertion(events, place)) is not None:
+        refuse_duplicates(events, run(statement), on_duplicate)
 """
 
 import json
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from pillarbox.core.event import Event
+from pillarbox.core.insert_texts import Dialect, Marker, texts_of
 from pillarbox.core.routing import DEFAULT_TOPIC, check_template, topic_of
 from pillarbox.errors import ConfigError, DuplicateEvent, InvalidEvent
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_COLUMNS = (
-    "event_id, aggregate_type, aggregate_id, event_type, topic, payload, body,"
-    " content_type, headers, idempotency_key, number, available_at, occurred_at"
-)
 
 
 class Statement(NamedTuple):
-    """SQL and its parameters. `rows` run as one executemany and return nothing; `parameters` run once, with rows."""
+    """SQL and its parameters. `rows` run as one executemany and return nothing; `parameters` run once, with rows.
+
+    `answers` says that the rows of a PostgreSQL statement are wanted.
+    """
 
     sql: str
     parameters: Sequence[Any] = ()
     rows: Sequence[Sequence[Any]] | None = None
+    answers: bool = False
 
 
 Rows = Sequence[Sequence[Any]]
@@ -42,21 +48,50 @@ OnDuplicate = Literal["raise", "ignore"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where events go: schema (PostgreSQL), the tables' prefix, the topic template and the payload's limit in bytes."""
+    """Where events go: schema (PostgreSQL), the tables' prefix, the topic template and the payload's limit in bytes.
+
+    `notify` rings PostgreSQL's bell at every commit. `dialect` and `marker` are the door's: the database, and how the
+    tool writes parameters.
+    """
 
     schema: str = "public"
     prefix: str = "pillarbox_"
     topic: str = DEFAULT_TOPIC
     max_payload: int = 262_144
+    notify: bool = False
+    dialect: Dialect = "sqlite"
+    marker: Marker = "?"
     sql: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.notify and self.dialect != "postgres":
+            raise ConfigError("notify: only PostgreSQL has NOTIFY; leave it out here")
         check_template(self.topic)
         check_identifier("schema", self.schema)
         check_identifier("prefix", self.prefix)
         if self.max_payload < 1:
             raise ConfigError(f"max_payload: {self.max_payload} is not a number of bytes above 0")
-        object.__setattr__(self, "sql", {name: text.format(p=self.prefix) for name, text in _SQLITE.items()})
+        texts = texts_of(self.dialect, self.marker, self.schema, self.prefix, self.notify)
+        object.__setattr__(self, "sql", texts)
+
+    def on(self, dialect: Dialect, marker: Marker) -> "Place":
+        """Give the same place as another database or another tool writes it."""
+        return _place_on(self, dialect, marker)
+
+
+@lru_cache(maxsize=64)
+def _place_on(place: Place, dialect: Dialect, marker: Marker) -> Place:
+    return replace(place, dialect=dialect, marker=marker)
+
+
+class PlaceOptions(TypedDict, total=False):
+    """What every Outbox is told about its place; see Place."""
+
+    schema: str
+    prefix: str
+    topic: str
+    max_payload: int
+    notify: bool
 
 
 def check_identifier(setting: str, name: str) -> str:
@@ -66,38 +101,21 @@ def check_identifier(setting: str, name: str) -> str:
     return name
 
 
-_SQLITE = {
-    "insert": f"INSERT INTO {{p}}outbox ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?)",
-    "insert_plain": (
-        "INSERT INTO {p}outbox (event_id, aggregate_type, aggregate_id, event_type, topic, payload, content_type)"
-        " VALUES (?,?,?,?,?,?,?)"
-    ),
-    "keys": (
-        "INSERT INTO {p}keys (key, event_id, created_at)"
-        " SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'),"
-        " CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
-        " FROM json_each(?) WHERE true ON CONFLICT DO NOTHING RETURNING key"
-    ),
-    "forget_keys": "DELETE FROM {p}keys WHERE key IN (SELECT value FROM json_each(?))",
-    "numbers": (
-        "INSERT INTO {p}numbers (aggregate_type, aggregate_id, last)"
-        " SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]')"
-        " FROM json_each(?) WHERE true"
-        " ON CONFLICT DO UPDATE SET last = last + excluded.last RETURNING aggregate_type, aggregate_id, last"
-    ),
-}
-
-
 def insertion(events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplicate = "raise") -> Program:
     """Put events into the outbox, in their order; one statement for all of them."""
+    if place.dialect == "postgres":
+        if (statement := postgres_insertion(events, place, on_duplicate)) is not None:
+            refuse_duplicates(events, (yield statement), on_duplicate)
+        return
     if (statement := plain_insertion(events, place, on_duplicate)) is not None:
         yield statement
         return
     # Everything that can be refused is refused before the first statement: nothing is written then.
+    events = _without_copies(events, on_duplicate)
     rows = [_row(event, place) for event in events]
-    if any(row[_KEY] is not None for row in rows):
-        taken = yield from _take_keys(rows, place, on_duplicate)
-        events, rows = [events[index] for index in taken], [rows[index] for index in taken]
+    if any(event.idempotency_key is not None for event in events):
+        free = yield from _take_keys(events, place, on_duplicate)
+        events, rows = [events[index] for index in free], [rows[index] for index in free]
     if any(event.numbered for event in events):
         rows = yield from _draw_numbers(events, rows, place)
     if rows:
@@ -116,11 +134,44 @@ def plain_insertion(
     if not events or not all(map(_is_plain, events)):
         return None
     # Few columns, because sqlite3 takes longer to bind a None than a text.
-    return Statement(place.sql["insert_plain"], rows=[_plain_row(event, place) for event in events])
+    rows = [_plain_row(event, place) for event in events]
+    if place.dialect == "sqlite":
+        return Statement(place.sql["insert_plain"], rows=rows)
+    if len(rows) == 1:
+        return Statement(place.sql["insert_one"], rows[0])
+    return Statement(place.sql["insert_plain"], _columns(rows))
+
+
+def postgres_insertion(
+    events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplicate = "raise"
+) -> Statement | None:
+    """Give the one statement that puts any events into the outbox; None if there are none.
+
+    What it answers goes to `refuse_duplicates`.
+    """
+    if (plain := plain_insertion(events, place, on_duplicate)) is not None or not events:
+        return plain
+    events = _without_copies(events, on_duplicate)
+    rows = [_row(event, place) for event in events]
+    if not any(event.numbered or event.idempotency_key is not None for event in events):
+        return Statement(place.sql["insert"], _columns(rows))
+    if len(rows) == 1:
+        return Statement(place.sql["add_one"], [*rows[0], str(events[0].numbered)], answers=True)
+    text = place.sql["settle_or_refuse" if on_duplicate == "raise" else "settle_or_pass"]
+    return Statement(text, [*_columns(rows), [str(event.numbered) for event in events]], answers=True)
+
+
+def refuse_duplicates(events: Sequence[Event[Any]], answer: Rows, on_duplicate: OnDuplicate) -> None:
+    """Raise DuplicateEvent if PostgreSQL answered that keys were taken before; nothing was written then.
+
+    It answers with these keys; for one event it says whether its key was.
+    """
+    if on_duplicate == "raise" and answer and (held := answer[0][0]):
+        raise _duplicate(next(event for event in events if held is True or event.idempotency_key in held))
 
 
 Row = tuple[Any, ...]
-_BODY, _KEY, _NUMBER = 6, 9, 10  # places in a row
+_BODY, _NUMBER = 6, 10  # places in a row
 _NOTHING = (None,) * 5
 
 
@@ -156,17 +207,30 @@ def _row(event: Event[Any], place: Place) -> Row:
     _check_kind(event)
     data = event.data
     text, body = (None, data) if isinstance(data, bytes) else (data, None)
+    stored = _for_sqlite if place.dialect == "sqlite" else _for_postgres
     return (
         *_place_of(event, place),
         text,
-        body,
+        stored(body),
         event.content_type,
         json.dumps(dict(event.headers), ensure_ascii=False) if event.headers else None,
         event.idempotency_key,
-        event.number,
-        None if event.available_at is None else microseconds(event.available_at),
-        None if event.occurred_at is None else microseconds(event.occurred_at),
+        stored(event.number),
+        stored(event.available_at),
+        stored(event.occurred_at),
     )
+
+
+def _for_sqlite(value: bytes | int | datetime | None) -> bytes | int | None:
+    return microseconds(value) if isinstance(value, datetime) else value
+
+
+def _for_postgres(value: bytes | int | datetime | None) -> str | None:
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return None if value is None else str(value)
 
 
 def _place_of(event: Event[Any], place: Place) -> Row:
@@ -182,26 +246,44 @@ def _place_of(event: Event[Any], place: Place) -> Row:
     return str(event.id), kind, id, event.type, event.topic or topic_of(place.topic, kind, event.type)
 
 
+def _columns(rows: Sequence[Row]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _without_copies(events: Sequence[Event[Any]], on_duplicate: OnDuplicate) -> Sequence[Event[Any]]:
+    """Refuse, or leave out, an event with the key of an earlier one of the same call."""
+    keys: set[str] = set()
+    kept = []
+    for event in events:
+        _check_kind(event)
+        if event.idempotency_key is not None:
+            if event.idempotency_key in keys and on_duplicate == "raise":
+                raise _duplicate(event)
+            if event.idempotency_key in keys:
+                continue
+            keys.add(event.idempotency_key)
+        kept.append(event)
+    return kept
+
+
+def _duplicate(copy: Event[Any]) -> DuplicateEvent:
+    return DuplicateEvent(
+        f"an event with the idempotency key {copy.idempotency_key!r} was added before ({copy.type!r}); "
+        "nothing was added now: on_duplicate='ignore' passes over such events"
+    )
+
+
 def _take_keys(
-    rows: Sequence[Row], place: Place, on_duplicate: OnDuplicate
+    events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplicate
 ) -> Generator[Statement, Rows, Sequence[int]]:
-    """Take the idempotency keys; give the indexes of the rows whose key was free, and of those without one."""
-    first_with: dict[str, int] = {}
-    for index, row in enumerate(rows):
-        if row[_KEY] is not None:
-            first_with.setdefault(row[_KEY], index)
-    wanted = [(key, rows[index][0]) for key, index in first_with.items()]
+    """Take the idempotency keys; give the indexes of the events whose key was free, and of those without one."""
+    wanted = [(event.idempotency_key, str(event.id)) for event in events if event.idempotency_key is not None]
     taken = {row[0] for row in (yield Statement(place.sql["keys"], [json.dumps(wanted)]))}
-    free = [i for i, row in enumerate(rows) if row[_KEY] is None or (row[_KEY] in taken and first_with[row[_KEY]] == i)]
-    if len(free) < len(rows) and on_duplicate == "raise":
+    if len(taken) < len(wanted) and on_duplicate == "raise":
         # The transaction stays usable, so what this call has just taken is given back.
         yield Statement(place.sql["forget_keys"], [json.dumps(sorted(taken))])
-        copy = rows[min(set(range(len(rows))) - set(free))]
-        raise DuplicateEvent(
-            f"an event with the idempotency key {copy[_KEY]!r} was added before ({copy[3]!r}); "
-            "nothing was added now: on_duplicate='ignore' passes over such events"
-        )
-    return free
+        raise _duplicate(next(e for e in events if e.idempotency_key is not None and e.idempotency_key not in taken))
+    return [i for i, event in enumerate(events) if event.idempotency_key is None or event.idempotency_key in taken]
 
 
 def _draw_numbers(

@@ -230,14 +230,28 @@ def _parse(message: Message) -> tuple[dict[str, str], dict[str, str], bytes]:
     """Split a message into our fields, the event's own headers and the body."""
     headers = message.headers
     content_type = headers.get("content-type") or headers.get("content_type") or JSON
-    if content_type.partition(";")[0].strip().lower() == STRUCTURED:
+    prefix = next((prefix for prefix in _CE_PREFIXES if f"{prefix}specversion" in headers), None)
+    if content_type.partition(";")[0].strip().lower() == STRUCTURED and _holds_itself(message, prefix):
         return _parse_structured(message)
-    for prefix in _CE_PREFIXES:
-        if f"{prefix}specversion" in headers:
-            return _parse_binary(message, prefix, content_type)
+    if prefix is not None:
+        return _parse_binary(message, prefix, content_type)
     fields = {name: value for name, value in headers.items() if name in _PLAIN_FIELDS}
     own = {name: value for name, value in headers.items() if name not in _PLAIN_FIELDS and name != REPLAY_HEADER}
     return fields, own, message.body
+
+
+def _holds_itself(message: Message, prefix: str | None) -> bool:
+    """Say whether a body that is a CloudEvent is this event: somebody's CloudEvent may also be the payload of ours."""
+    headers = message.headers
+    if prefix is None:
+        return not ("id" in headers and "content_type" in headers)  # as only the plain format has them
+    # A structured message may repeat its attributes as headers.
+    try:
+        document = from_bytes(message.body, JSON)
+    except DecodeError:
+        return False
+    same = ("id", "type", "source")
+    return isinstance(document, dict) and all(document.get(n) == headers.get(f"{prefix}{n}") for n in same)
 
 
 def _from_attributes(attributes: Mapping[str, str], content_type: str) -> dict[str, str]:

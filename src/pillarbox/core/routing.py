@@ -34,6 +34,11 @@ class Topics:
         self._named = dict(named or {})
         self._default = Topic()
 
+    @property
+    def whole(self) -> frozenset[str]:
+        """The topics that are one line as a whole."""
+        return frozenset(name for name, topic in self._named.items() if topic.order == "global")
+
     def __getitem__(self, name: str) -> Topic:
         return self._named.get(name, self._default)
 

@@ -1,5 +1,6 @@
 """What SQLite's error codes and connection modes mean for an application. Pure; every door on SQLite asks here."""
 
+import re
 from typing import Any
 
 from pillarbox.errors import NoTransaction, SchemaMismatch, StoreError, StoreUnavailable
@@ -9,6 +10,8 @@ BUSY_SNAPSHOT = 517
 LEGACY = -1
 """sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not name."""
 
+_PREFIX = "pillarbox_"
+_OUR_TABLE = re.compile(r"no such table: (?:\w+\.)?(\w*?)(?:outbox|inbox|inbox_parked|inbox_numbers|numbers|keys)$")
 _NOT_OURS = ("no such table", "no such column", "has no column", "has no such column")
 
 
@@ -27,14 +30,29 @@ def error_of(error: Exception, file: str, begin: str) -> StoreError:
     if code & 0xFF in (IO_ERROR, FULL, CANNOT_OPEN):
         return StoreUnavailable(f"the database {where} cannot be written: {error}; make room or mend it, and try again")
     if any(text in str(error) for text in _NOT_OURS):
-        return SchemaMismatch(f"{error}: {_migrate(file)}")
+        return SchemaMismatch(f"{error}: {_migrate(file, _prefix_in(str(error)))}")
     return StoreError(f"the database {where} refused: {error}")
 
 
-def _migrate(file: str) -> str:
-    if not file:
-        return "this database is in memory: run the script that `pillarbox migrate sql` prints on this connection"
-    return f"run `pillarbox migrate up --database sqlite:///{file}`"
+def _prefix_in(text: str) -> str | None:
+    found = _OUR_TABLE.search(text)
+    return found and found[1]
+
+
+def _migrate(file: str, prefix: str | None) -> str:
+    same = "" if prefix in (None, _PREFIX) else f" --set outbox.prefix={prefix}"
+    if file:
+        cure = f"run `pillarbox migrate up --database sqlite:///{file}{same}`"
+    else:
+        cure = (
+            f"this database is in memory: run the script that `pillarbox migrate sql{same}` prints on this connection"
+        )
+    if prefix is None:
+        return cure
+    return (
+        f"{cure}; if the tables are there, they have another prefix than {prefix!r}, which was looked for:"
+        " Outbox(prefix=…), Inbox(prefix=…) and prefix in [outbox] of the settings must be the same"
+    )
 
 
 def check_transaction(connection: Any, cure: str) -> None:

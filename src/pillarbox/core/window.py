@@ -20,7 +20,8 @@ failed head, nothing is lost or held; behind one, nothing is counted (BLOCKED); 
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pillarbox.core.retry import Dead, Published, RetryAt, Untouched, Verdict
@@ -39,8 +40,22 @@ class Delayed:
     until: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Detoured:
+    """Its topic is held: it comes out again when that is over, from a detour that begins at the first such one."""
+
+
 BLOCKED = Blocked()
-Settled = Published | RetryAt | Dead | Blocked | Delayed
+DETOURED = Detoured()
+Settled = Published | RetryAt | Dead | Blocked | Delayed | Detoured
+
+
+class Gate(Enum):
+    """What may pass of a line now: all of it, one item, or nothing."""
+
+    OPEN = "open"
+    ONE = "one"
+    SHUT = "shut"
 
 
 class Item(Protocol):
@@ -63,12 +78,12 @@ class Settlement(NamedTuple, Generic[I]):
 
 
 class _Slot(Generic[I]):
-    __slots__ = ("done", "flying", "item", "line", "size", "ticket", "verdict")
+    __slots__ = ("done", "flying", "item", "line", "recalled", "size", "ticket", "verdict")
 
     def __init__(self, ticket: int, item: I, size: int) -> None:
         self.ticket, self.item, self.size = ticket, item, size
         self.line: _Line[I] | None = None
-        self.flying = False
+        self.flying = self.recalled = False
         self.verdict: Settled | None = None  # never while it is flying
         self.done = False  # holds nobody back any more: published, passed over, or settled
 
@@ -150,26 +165,48 @@ class Window(Generic[I]):
             (line.parked if item.parked else line.log).append(slot)
             self._open[line] = None
 
-    def ready(self, blocked: Container[Line]) -> list[tuple[int, I]]:
-        """Give the items that may go now, with their tickets, in order; they count as in flight."""
-        going = self._free
-        self._free = []
+    def ready(self, blocked: Container[Line], gate: Callable[[I], "Gate"] | None = None) -> list[tuple[int, I]]:
+        """Give the items that may go now, with their tickets, in order; they count as in flight. The gate is asked
+        last, of the first item of a line and of each item without one, in the order in which they entered."""
+        going, self._free = self._free, []
+        lines, alone = [], set[_Line[I]]()
         for line in list(self._open):
             queue = line.parked or line.log
             if line.flying or not queue or queue[0].verdict is not None:
                 del self._open[line]  # comes back when it is answered, settled or entered
             elif queue is line.parked or line.key not in blocked:
-                del self._open[line]
-                together = self._prefix_safe and not line.alone
-                next_ones = [slot for slot in queue if not slot.done] if together else [queue[0]]
-                line.flying = len(next_ones)
-                going += next_ones
+                lines.append(line)
+        if gate is not None:
+            going, lines, alone = self._ask(gate, going, lines)
+        for line in lines:
+            del self._open[line]
+            queue = line.parked or line.log
+            together = self._prefix_safe and not line.alone and line not in alone
+            next_ones = [slot for slot in queue if not slot.done] if together else [queue[0]]
+            line.flying = len(next_ones)
+            going += next_ones
         for slot in going:
             slot.flying = True
             slot.verdict = None  # one that failed behind an untouched one goes again
         self.flying += len(going)
         going.sort(key=_ticket)
         return [(slot.ticket, slot.item) for slot in going]
+
+    def _ask(
+        self, gate: Callable[[I], Gate], free: "list[_Slot[I]]", lines: "list[_Line[I]]"
+    ) -> "tuple[list[_Slot[I]], list[_Line[I]], set[_Line[I]]]":
+        """Ask the gate; give what may go of both, and the lines of which one item may go."""
+        heads = [(slot, None) for slot in free] + [((line.parked or line.log)[0], line) for line in lines]
+        free_ones, through_lines, alone = [], [], set()
+        for slot, line in sorted(heads, key=lambda head: head[0].ticket):
+            through = gate(slot.item)
+            if line is None:
+                (self._free if through is Gate.SHUT else free_ones).append(slot)
+            elif through is not Gate.SHUT:
+                through_lines.append(line)
+                if through is Gate.ONE:
+                    alone.add(line)
+        return free_ones, through_lines, alone
 
     def settle(self, verdicts: Iterable[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
         """Take verdicts by ticket; give everything that is settled now: what was parked, and the log's prefix."""
@@ -192,11 +229,44 @@ class Window(Generic[I]):
             settled.append(self._leave(self._log.popleft(), outcome))
         return settled
 
+    def recall(self, which: Callable[[I], bool], tried: int = 0) -> list[Settlement[I]]:
+        """Let items go back: into a detour, or into the parking lot, uncounted. What is in flight goes back too, unless
+        it is published: of one line, nothing that came later may go before what went back. The one with the ticket
+        `tried` stays to be judged, if it is the first: what is parked must not come out of a detour again."""
+        settled, first = [], True
+        for slot in [slot for slot in self._slots.values() if not slot.done and which(slot.item)]:
+            if slot.verdict.__class__ is Published:
+                continue  # it has no line, and waits for its place in the prefix
+            if first and slot.ticket == tried:
+                continue
+            slot.recalled, first = True, False
+            if not slot.flying:
+                self._go_back(slot)
+                if slot.item.parked:
+                    assert slot.verdict is not None
+                    settled.append(self._leave(slot, slot.verdict))
+        self._free = [slot for slot in self._free if not slot.recalled]
+        return settled
+
+    def called_back(self) -> list[I]:
+        """Give the items that were called back and are still here."""
+        return [slot.item for slot in self._slots.values() if slot.recalled]
+
+    def _go_back(self, slot: "_Slot[I]") -> None:
+        """Note how a recalled item settles; it holds nobody back any more."""
+        out_of_the_lot = BLOCKED if slot.line else Delayed(_LONG_AGO)
+        slot.verdict, slot.done = (out_of_the_lot if slot.item.parked else DETOURED), True
+        if slot.line is not None:
+            _trim(slot.line.parked if slot.item.parked else slot.line.log)
+            self._open[slot.line] = None
+
     def _land(self, slot: "_Slot[I]", verdict: Verdict) -> None:
         """Note an answer: the slot is done, judged, or waits again."""
         slot.flying = False
         self.flying -= 1
-        if verdict.__class__ is not Untouched:
+        if slot.recalled and verdict.__class__ is not Published:
+            self._go_back(slot)
+        elif verdict.__class__ is not Untouched:
             slot.verdict = verdict  # type: ignore[assignment]
         line = slot.line
         if line is None:
@@ -248,6 +318,9 @@ class Window(Generic[I]):
                 del self._lines[line.key]
                 self._open.pop(line, None)
         return Settlement(slot.item, verdict)
+
+
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _ticket(slot: "_Slot[I]") -> int:

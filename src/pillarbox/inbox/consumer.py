@@ -10,9 +10,10 @@ transaction of the delivery itself: the set only saves tries, so it may be a mom
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
+from pillarbox.core.changed_order import check_order
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy
 from pillarbox.core.routing import Line, Topics
@@ -68,6 +69,12 @@ class Consumer(Daemon):
         self._inbox, self._open_subscriber = inbox, open_subscriber
         self._rules = Rules(policy, topics, concurrency, timeout, chance)
         self._clock, self._hooks = clock, hooks
+        self._passed_over: Counter[str] = Counter()
+
+    @property
+    def passed_over(self) -> Mapping[str, int]:
+        """How many events of which types had no handler here, in the last run."""
+        return self._passed_over
 
     async def run(self) -> None:
         """Consume until `stop` is called or the task is cancelled."""
@@ -79,6 +86,7 @@ class Consumer(Daemon):
 
     async def _consume(self, *, once: bool, patience: float) -> int:
         intake = Intake(self._inbox, self._open_subscriber(), self._rules, self._clock, self._hooks)
+        self._passed_over = intake.passed_over
         try:
             intake.begin()
             self._started.set()
@@ -100,6 +108,7 @@ class Intake:
     def __init__(self, inbox: Receiver, subscriber: Subscriber, rules: Rules, clock: Clock, hooks: Hooks) -> None:
         self._inbox, self._subscriber, self._rules, self._clock, self._hooks = inbox, subscriber, rules, clock, hooks
         self._blocked: set[Line] = set()
+        self._standing: Mapping[Line, int] = {}
         self._window: Window[Received] = Window(ROOM, lambda received: received.line, prefix_safe=False, size_of=_size)
         self._handling = Handling(inbox, rules, clock, hooks, self._blocked)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
@@ -113,6 +122,11 @@ class Intake:
     def handled(self) -> int:
         """How many events were handled."""
         return self._handling.counts[Reception.HANDLED]
+
+    @property
+    def passed_over(self) -> Counter[str]:
+        """How many had no handler here, by type."""
+        return self._handling.passed_over
 
     @property
     def away(self) -> BrokerUnavailable | StoreUnavailable | None:
@@ -169,8 +183,11 @@ class Intake:
         except StoreUnavailable:
             return
         self._look_at = now + LOOK_EVERY
+        if lot.standing != self._standing:
+            check_order(lot.standing.items(), self._rules.topics, " --inbox")
+            self._standing = lot.standing
         self._blocked.clear()
-        self._blocked |= lot.blocked
+        self._blocked.update(lot.standing)
         self._blocked.update(item.line for item, verdict in self._unsettled if item.line and _blocks(verdict))
         self._out.update((received.key, received.line) for received in lot.due)
         self._window.enter(lot.due, self._clock.now())

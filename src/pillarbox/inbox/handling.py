@@ -68,13 +68,14 @@ class Handling:
         self._running: dict[int, Running] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._told_of: set[tuple[Moment, str]] = set()
-        self._passed_over: set[str] = set()
         self._fatal: BaseException | None = None
         self.answered = asyncio.Event()
         """Set when there is an answer to collect."""
         self.store = Outage(hooks, Moment.STORE_AWAY, Moment.STORE_BACK)
         self.counts: Counter[Reception] = Counter()
         """How many deliveries became what, since the start."""
+        self.passed_over: Counter[str] = Counter()
+        """How many were passed over, by type."""
 
     def start(self) -> None:
         """Put the workers to work."""
@@ -223,8 +224,8 @@ class Handling:
 
     def _tell_passed_over(self, received: Received) -> None:
         """Say once for each type that nobody handles it here: a misspelt type would be missed in silence."""
-        if received.type not in self._passed_over:
-            self._passed_over.add(received.type)
+        self.passed_over[received.type] += 1
+        if self.passed_over[received.type] == 1:
             self._hooks.reach(Moment.TYPE_PASSED_OVER, type=received.type, topic=received.delivery.topic)
 
     async def _watch(self) -> None:

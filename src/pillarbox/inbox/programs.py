@@ -237,9 +237,9 @@ def _row(
 
 
 class Lot(NamedTuple):
-    """The parking lot at a glance: the lines that are blocked, and what may be tried now."""
+    """The parking lot at a glance: the lines that are blocked, by how many each, and what may be tried now."""
 
-    blocked: frozenset[Line]
+    standing: Mapping[Line, int]
     due: Sequence[Received]
 
 
@@ -251,7 +251,7 @@ def look(texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None])
     if room:
         rows += yield texts("due_free", consumer, at, room)
         lines_out = {line_text(line) for line in out.values()}
-        for line, state, due_at, _ in heads:
+        for line, state, due_at, *_ in heads:
             if len(rows) >= room:
                 break
             if line in lines_out:
@@ -260,7 +260,7 @@ def look(texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None])
             if state == "blocked" or (state == "retrying" and due_at <= at):
                 rows += yield texts("due_line", consumer, line, room - len(rows) if state == "blocked" else 1)
     due = [received for received in map(unpark, rows) if received.key not in out]
-    return Lot(frozenset(line_from(line) for line, *_ in heads), due)
+    return Lot({line_from(line): count for line, *_, count in heads}, due)
 
 
 def trace_of(text: str) -> str:

@@ -75,9 +75,9 @@ SQLITE = {
         f" AND before.line = it.line AND before.id < it.id AND before.line IS NOT NULL AND before.{_IS_PARKED})"
         " RETURNING attempts"
     ),
-    # consumer → every blocked line with the state and the due time of its head
+    # consumer → every blocked line with the state, the due time and the id of its head, and how many stand in it
     "heads": (
-        "SELECT line, state, coalesce(due_at, 0), min(id) FROM {p}inbox_parked"
+        "SELECT line, state, coalesce(due_at, 0), min(id), count(*) FROM {p}inbox_parked"
         f" WHERE consumer = ? AND line IS NOT NULL AND {_IS_PARKED} GROUP BY line"
     ),
     # consumer, now, limit → parked ones outside any line whose time has come

@@ -3,11 +3,13 @@
 import asyncio
 from datetime import timedelta
 
+from pillarbox.core.routing import LANES
 from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Holding, Retention, Store
 from pillarbox.relay.pump import Pump
 from pillarbox.telemetry.hooks import Hooks, Moment
 
+LOOK_EVERY = timedelta(seconds=1.5)
 PRUNE_FIRST = timedelta(seconds=5)
 PRUNE_EVERY = timedelta(minutes=1)
 PRUNE_BATCHES = 20
@@ -40,14 +42,14 @@ class Chores:
         """Do the chores until cancelled. Raises LaneLost if another relay has taken a lane."""
         now = asyncio.get_running_loop().time
         renew_at, prune_at = now() + self._lease.lasts / 3, now() + PRUNE_FIRST.total_seconds()
-        told = self._pump.away
+        told = self._pump.trouble
         while True:
             await asyncio.sleep(min(1.0, self._lease.lasts / 10))
             try:
-                if now() >= renew_at or (self._pump.away is None) != (told is None):
-                    told = self._pump.away
+                if now() >= renew_at or (self._pump.trouble is None) != (told is None):
+                    told = self._pump.trouble
                     holding = await self._renew()
-                    renew_at = now() + self._lease.lasts / 3
+                    renew_at = now() + self._renew_every(holding)
                     await self._balance(holding)
                 if now() >= prune_at:
                     prune_at = now() + PRUNE_EVERY.total_seconds()
@@ -55,9 +57,14 @@ class Chores:
             except StoreUnavailable as error:  # the lease runs on, and out
                 self._hooks.reach(Moment.STORE_AWAY, error=str(error))
 
+    def _renew_every(self, holding: Holding) -> float:
+        """Where others are at work, look often enough to take over soon from one that dies."""
+        third = self._lease.lasts / 3
+        return third if holding.share == LANES else min(third, LOOK_EVERY.total_seconds())
+
     async def _renew(self) -> Holding:
         asked_at = asyncio.get_running_loop().time()
-        holding = await self._store.renew(self._pump.away)
+        holding = await self._store.renew(self._pump.trouble)
         self._lease.starts(asked_at)
         self._hooks.reach(Moment.LEASE_RENEWED, lanes=len(holding.lanes))
         return holding

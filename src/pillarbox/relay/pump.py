@@ -5,15 +5,17 @@ has something. Nothing is settled before its answer, and nothing is sent once th
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pillarbox.core.circuit import Circuits
 from pillarbox.core.entry import Entry
 from pillarbox.core.message import Message, encode
 from pillarbox.core.pacing import Pacing
 from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, Verdict, words_of
 from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Settlement, Window
+from pillarbox.core.window import Gate, Settlement, Window
 from pillarbox.errors import BrokerUnavailable, EncodeError, PublishError, PublishRejected, StoreUnavailable
 from pillarbox.ports import Away, Clock, Outcome, Publisher, Source
 from pillarbox.relay.reading import ReadAhead
@@ -48,6 +50,9 @@ class Pump:
         self._answering: asyncio.Task[Sequence[Outcome]] | None = None
         self._unsendable: list[tuple[int, Verdict]] = []
         self._patience = rules.patience()
+        self._circuits, self._held = Circuits(), frozenset[str]()
+        self._refused: dict[str, int] = {}  # the tickets of those that were just tried, by topic
+        self._trouble_since = clock.now()
         self._resume_at = 0.0
         self._draining = False
         self.away: Away | None = None
@@ -57,13 +62,14 @@ class Pump:
         """Carry entries until drained; with `once`, until the source is empty."""
         window, source = self._window, self._source
         while True:
-            window.enter(self._reading.take(), self._clock.now())
+            back = self._enter(self._reading.take())
             if self._finished(once):
                 return
-            self._reading.go_on(lambda: window.room)
+            self._reading.go_on(lambda: window.room, window.__len__)
             self._send()
             await self._news()
-            await self._settle(window.settle(self._verdicts(), source.blocked))
+            verdicts = self._verdicts()
+            await self._settle(back + self._hold() + window.settle(verdicts, source.blocked))
             if once and self.away:
                 raise BrokerUnavailable(f"the broker is away: {self.away.error}; nothing is lost, run again later")
 
@@ -95,6 +101,10 @@ class Pump:
         """Drop everything in memory; the next `run` starts from what the source has stored."""
         self._window.forget()
         self._reading.forget()
+        self._circuits.forget()
+        self._source.hold(frozenset())
+        self._held = frozenset()
+        self._refused.clear()
         self._unsendable.clear()
 
     async def close(self) -> None:
@@ -111,11 +121,47 @@ class Pump:
             return not self._window or (self.away is not None and not self._window.flying)
         return once and self._reading.empty and not self._window
 
+    @property
+    def trouble(self) -> Away | None:
+        """What people should know: the broker is away, or topics fail while others do not."""
+        if self.away or not self._circuits:
+            return self.away
+        words = "; ".join(f"topic {topic} fails while others go: {error}" for topic, error in self._circuits.errors())
+        return Away(self._trouble_since, words)
+
+    def _enter(self, entries: Sequence[Entry]) -> list[Settlement[Entry]]:
+        """Take entries in. What was being read when its topic was held goes back, as what was here did."""
+        self._window.enter(entries, self._clock.now())
+        if not self._held or not any(entry.topic in self._held for entry in entries):
+            return []
+        return self._window.recall(lambda entry: entry.topic in self._held)
+
+    def _hold(self) -> list[Settlement[Entry]]:
+        """Let the source read around the topics that fail, and give back what is here of them; those whose turn has
+        come are read again, to be tried: not before all that was called back is settled, or what comes next of a line
+        would be read first."""
+        held = self._circuits.held(asyncio.get_running_loop().time()) if self._circuits else frozenset[str]()
+        if self._held - held:
+            held |= self._held & {entry.topic for entry in self._window.called_back()}
+        if held == self._held:
+            return []
+        news, self._held = held - self._held, held
+        self._source.hold(held)
+        return [settlement for topic in sorted(news) for settlement in self._recall(topic)]
+
+    def _recall(self, topic: str) -> list[Settlement[Entry]]:
+        """Give back what is here of a topic, but for what was tried and refused: one that nobody will ever accept
+        would otherwise be tried again and again, and the topic be held for ever."""
+        return self._window.recall(lambda entry: entry.topic == topic, self._refused.pop(topic, 0))
+
+    def _gate(self, entry: Entry) -> Gate:
+        return self._circuits.gate(entry.topic, asyncio.get_running_loop().time())
+
     def _send(self) -> None:
         """Hand over what may go now."""
         if asyncio.get_running_loop().time() < self._resume_at:
             return
-        if ready := self._window.ready(self._source.blocked):
+        if ready := self._window.ready(self._source.blocked, self._gate if self._circuits else None):
             self._fence()
             self._hooks.reach(Moment.BEFORE_SEND, count=len(ready))
             if messages := self._messages(ready):
@@ -135,6 +181,7 @@ class Pump:
             except EncodeError as error:
                 self._unsendable.append((ticket, self._failure(ticket, PublishRejected(words_of(error)))))
                 held.add(topics.line_of(entry))
+                self._circuits.not_sent(entry.topic)
         return messages
 
     async def _news(self) -> None:
@@ -143,12 +190,13 @@ class Pump:
             return
         if self._window.flying and self._answering is None:
             self._answering = asyncio.create_task(self._answer(), name="answers")
-        pause = self._resume_at - asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        pause = min((at - now for at in (self._resume_at, self._circuits.next_try() or 0.0) if at > now), default=None)
         waiting = [task for task in (self._reading.task, self._answering) if task is not None]
         if waiting:
-            await asyncio.wait(waiting, timeout=pause if pause > 0 else None, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
         else:  # held still, or full while the broker is away
-            await asyncio.sleep(min(pause, 0.1) if pause > 0 else 0.01)
+            await asyncio.sleep(0.01 if pause is None else min(pause, 0.1))
 
     async def _answer(self) -> Sequence[Outcome]:
         return await self._publisher.outcomes()
@@ -167,14 +215,37 @@ class Pump:
         verdicts: list[tuple[int, Verdict]] = [
             (ticket, PUBLISHED if error is None else self._failure(ticket, error)) for ticket, error in outcomes
         ]
+        self._note_topics(verdicts)
         away = next((verdict.error for _, verdict in verdicts if verdict.__class__ is Untouched), None)
-        if away is not None:
+        answers = any(verdict.__class__ is not Untouched for _, verdict in verdicts)
+        if away is not None and not answers:
             self._note_away(away)
-        elif self.away:
+        elif self.away and answers:
             self._hooks.reach(Moment.BROKER_BACK, away=self._clock.now() - self.away.since)
             self._patience.busy()
             self.away, self._resume_at = None, 0.0
         return verdicts
+
+    def _note_topics(self, verdicts: Sequence[tuple[int, Verdict]]) -> None:
+        """Notice when a topic fails while others do not, and when it is back."""
+        if not self._circuits.watching and all(verdict.__class__ is Published for _, verdict in verdicts):
+            return
+        topics = [
+            (ticket, entry.topic, verdict) for ticket, verdict in verdicts if (entry := self._window.item(ticket))
+        ]
+        for topic, count in Counter(topic for _, topic, verdict in topics if isinstance(verdict, Published)).items():
+            if self._circuits.published(topic, count):
+                self._hooks.reach(Moment.TOPIC_BACK, topic=topic)
+        now = asyncio.get_running_loop().time()
+        for ticket, topic, verdict in topics:
+            if isinstance(verdict, Published):
+                continue
+            was_well, answered = not self._circuits, not isinstance(verdict, Untouched)
+            if answered and self._circuits.tries(topic):
+                self._refused[topic] = ticket
+            if self._circuits.failed(topic, verdict.error, now, answered=answered):
+                self._trouble_since = self._clock.now() if was_well else self._trouble_since
+                self._hooks.reach(Moment.TOPIC_AWAY, topic=topic, error=verdict.error)
 
     def _failure(self, ticket: int, error: PublishError) -> Verdict:
         entry = self._window.item(ticket)

@@ -20,7 +20,7 @@ class ReadAhead:
         self._nap_first = False
         self._away = False
         self.empty = False
-        """The last read found nothing."""
+        """The last read found nothing, and nothing was in flight."""
         self.held = False
         """Nothing more is to be read for now."""
 
@@ -28,10 +28,10 @@ class ReadAhead:
     def task(self) -> asyncio.Task[Sequence[Entry]] | None:
         return self._task
 
-    def go_on(self, room: Callable[[], int]) -> None:
+    def go_on(self, room: Callable[[], int], in_flight: Callable[[], int]) -> None:
         """Start the next read, unless one goes on or there is too little room to be worth one."""
         if self._task is None and not self.held and room() >= max(1, self._batch // 8):
-            self._task = asyncio.create_task(self._read(room), name="read ahead")
+            self._task = asyncio.create_task(self._read(room, in_flight), name="read ahead")
 
     def take(self) -> Sequence[Entry]:
         """Give what the read has brought, if it is done."""
@@ -50,18 +50,20 @@ class ReadAhead:
             self._task.cancel()
         self._task, self._nap_first, self.empty = None, False, False
 
-    async def _read(self, room: Callable[[], int]) -> Sequence[Entry]:
+    async def _read(self, room: Callable[[], int], in_flight: Callable[[], int]) -> Sequence[Entry]:
         if self._nap_first:
             await self._nap(self._pacing.quiet())
         if self.held:
             return ()
+        alone = not in_flight()  # a source may wait for what is in flight before it gives out more
         try:
             entries = await self._source.entries(min(room(), self._batch))
         except StoreUnavailable as error:
             self._note_away(error)
             return ()
         self._note_away(None)
-        self.empty = self._nap_first = not entries
+        self._nap_first = not entries
+        self.empty = alone and not entries
         if entries:
             self._pacing.busy()
             self._hooks.reach(Moment.ENTRIES_READ, count=len(entries))

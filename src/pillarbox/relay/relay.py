@@ -43,6 +43,7 @@ class Relay(Daemon):
         self._open_parts, self._settings, self._clock, self._hooks = open_parts, settings, clock, hooks
         self._chance = chance
         self._pump: Pump | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self) -> None:
         """Carry events until `stop` is called or the task is cancelled."""
@@ -58,13 +59,15 @@ class Relay(Daemon):
             self._pump.drain()
 
     def ring(self) -> None:
-        """Look at once whether there is something new: call it after a commit in the same process."""
-        if self._pump is not None:
-            self._pump.ring()
+        """Look at once whether there is something new: call it after a commit in the same process, from any thread."""
+        pump, loop = self._pump, self._loop
+        if pump is not None and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(pump.ring)
 
     async def _work(self, *, once: bool) -> int:
         store, publisher = self._open_parts()
         lease = Lease(self._settings.relay.lease)
+        self._loop = asyncio.get_running_loop()
         pump = self._pump = Pump(store, publisher, self._rules(), self._clock, self._hooks, lease.check)
         try:
             await store.open()

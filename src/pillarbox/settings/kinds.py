@@ -42,7 +42,7 @@ def _converted(given: Given) -> object:
     try:
         return _convert(kind, given.value, given.key)
     except ConfigError as error:
-        raise ConfigError(f"{given.key} ({given.origin}): {error}") from error
+        raise ConfigError(f"{without_secrets(given.key)} ({given.origin}): {error}") from error
 
 
 def _kind_of(given: Given) -> object:

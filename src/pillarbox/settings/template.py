@@ -8,7 +8,7 @@ MEANINGS = {
     "database": "where the outbox is",
     "broker": "where events go; sqlite: is the embedded one, stdout: prints",
     "outbox.schema": "the tables' schema, on databases that have schemas",
-    "outbox.prefix": "what the tables' names begin with",
+    "outbox.prefix": "what the tables' names begin with; Outbox(prefix=…) and Inbox(prefix=…) say the same",
     "relay.batch": "how many entries are read at once",
     "relay.idle_first": "the first wait when nothing is there; it doubles up to",
     "relay.idle_longest": "this one",

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from pillarbox.errors import ConfigError
 
 HIDDEN = "***"
+LONGEST_NAME, LONGEST_PATH = 200, 3000
+"""Less than systems allow: SQLite and we ourselves put files beside it, with longer names."""
 _SECRET = "pass|pwd|secret|token|key|sig|auth|cred|jaas|pem|sasl|%"  # percent-encoded, it may be any of them
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
 _FILE = re.compile(r"sqlite(\+\w+)?:///[^:?]*", re.IGNORECASE)
@@ -15,6 +17,11 @@ _PASSWORD = re.compile(r"""(?s)^([^/@:\s'"]*:(?!@))?.*@""")
 _SECRET_OPTION = re.compile(
     rf"""(?is)([^=?&;\#\s,'"]*(?:{_SECRET})[^=?&;\#,'"]*(?:=|["']\s*[=:])).*?(?=[&;][\w.%-]+=|\Z)"""
 )
+# A user and a password without the @ and the host that should follow; digits alone are a host's port.
+_NO_HOST = re.compile(r"""^([^\s/:@?#'"\[]+:)(?!\d*(?:[\s/?#,;)'"]|\Z))[^\s/'"]+""")
+# As people write it in YAML and in headers; keys are left alone here, they stand in many a harmless sentence.
+_SPOKEN = re.compile(r"(?i)\b([\w.-]*(?:password|passwd|pwd|secret|token|api[_-]?key):\s+|bearer\s+)[^\s,;]+")
+_A_URL = re.compile(r"\S*://\S*")
 
 
 class Url(NamedTuple):
@@ -41,6 +48,13 @@ def file_of(setting: str, url: Url) -> str:
         raise ConfigError(f"{setting}: {whole!r} names no file: write sqlite:///shop.db or sqlite:////absolute/shop.db")
     if "?" in path:
         raise ConfigError(f"{setting}: there are options after '?', which a file has none of: leave them out")
+    if "\0" in path:
+        raise ConfigError(f"{setting}: the file's path holds a NUL character, which no file can have: leave it out")
+    if max(map(len, path.encode(errors="replace").split(b"/"))) > LONGEST_NAME or len(path) > LONGEST_PATH:
+        raise ConfigError(
+            f"{setting}: a name in the file's path has more than {LONGEST_NAME} bytes, or the path more than"
+            f" {LONGEST_PATH:,} characters: shorten it"
+        )
     return path
 
 
@@ -50,10 +64,20 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("rabbitmq://shop:hunter2@localhost/vhost")
     'rabbitmq://shop:***@localhost/vhost'
     """
-    text = _SECRET_OPTION.sub(rf"\1{HIDDEN}", text)
+    text = _SPOKEN.sub(rf"\1{HIDDEN}", _SECRET_OPTION.sub(rf"\1{HIDDEN}", text))
     if _FILE.fullmatch(text):
         return text
-    return "://".join(_PASSWORD.sub(rf"\1{HIDDEN}@", part) for part in text.split("://", 1))
+    first, *rest = (_PASSWORD.sub(rf"\1{HIDDEN}@", part) for part in text.split("://", 1))
+    return "://".join([first, *(part if "@" in part else _NO_HOST.sub(rf"\1{HIDDEN}", part) for part in rest)])
+
+
+def with_quiet_urls(text: str) -> str:
+    """Hide the secrets of the URLs in a sentence, and leave the rest of it as it stands.
+
+    >>> with_quiet_urls("paused by ann@desk: postgresql://shop:hunter2@localhost/shop is slow")
+    'paused by ann@desk: postgresql://shop:***@localhost/shop is slow'
+    """
+    return _A_URL.sub(lambda found: without_secrets(found[0]), text)
 
 
 def hide(name: str, value: object) -> object:

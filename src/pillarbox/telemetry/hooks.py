@@ -33,6 +33,8 @@ class Moment(StrEnum):
     # told, not struck
     BROKER_AWAY = "broker away"
     BROKER_BACK = "broker back"
+    TOPIC_AWAY = "topic away"  # it fails while others do not
+    TOPIC_BACK = "topic back"
     STORE_AWAY = "store away"
     STORE_BACK = "store back"
     LANES_AWAITED = "lanes awaited"
@@ -49,6 +51,8 @@ TOLD = frozenset(
     (
         Moment.BROKER_AWAY,
         Moment.BROKER_BACK,
+        Moment.TOPIC_AWAY,
+        Moment.TOPIC_BACK,
         Moment.STORE_AWAY,
         Moment.STORE_BACK,
         Moment.LANES_AWAITED,

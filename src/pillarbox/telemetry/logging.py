@@ -40,6 +40,11 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.LANES_LOST: (logging.WARNING, lambda f: f"lost its lanes and starts over: {f.get('error')}"),
     Moment.BROKER_AWAY: (logging.WARNING, lambda f: f"the broker is away; nothing is lost: {f.get('error')}"),
     Moment.BROKER_BACK: (logging.INFO, lambda f: f"the broker is back after {_seconds(f.get('away', 0))}"),
+    Moment.TOPIC_AWAY: (
+        logging.WARNING,
+        lambda f: f"topic {f.get('topic')} fails while others go; it is held and tried again: {f.get('error')}",
+    ),
+    Moment.TOPIC_BACK: (logging.INFO, lambda f: f"topic {f.get('topic')} is back"),
     Moment.STORE_AWAY: (logging.WARNING, lambda f: f"the database is away: {f.get('error')}"),
     Moment.STORE_BACK: (logging.INFO, lambda f: "the database is back"),
     Moment.EVENT_RETRYING: (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from pillarbox.core.routing import Line
+from pillarbox.errors import ConfigError, StoreError
 from pillarbox.ports import Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
 from pillarbox.testing.memory import Parked, Row
 from pillarbox.testing.memory_source import MemorySource
@@ -39,6 +40,12 @@ class MemoryStore(MemorySource):
 
     def sql(self) -> str:
         return ""
+
+    def roles(self) -> str:
+        raise ConfigError("a store in memory has no roles")
+
+    async def adopt(self) -> int:
+        raise StoreError("a store in memory belongs to no cluster, so there is nothing to adopt")
 
     async def stats(self) -> Stats:
         pending = [row for row in self.database.rows if self._status(row)[0] == "pending"]

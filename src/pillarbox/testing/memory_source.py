@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import LANES, Line, Topics
-from pillarbox.core.window import Blocked, Delayed, Settlement
+from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.errors import LaneLost
 from pillarbox.ports import Away, Holding
 from pillarbox.telemetry.hooks import Hooks, Moment
@@ -27,6 +27,8 @@ class _Given:
     lane: int
     topic: str | None
     reaches: Position
+    stale: bool = False
+    """One before it on the same detour went back: it comes out again, so settling it reaches nothing."""
 
 
 Strike = Callable[[str], Awaitable[None]]
@@ -64,6 +66,7 @@ class MemorySource:
         self.database, self.owner, self._lease = database, owner, lease
         self._topics, self._hooks, self._strike = topics or Topics(), hooks or Hooks(), strike
         self._memory = _Memory()
+        self._held_topics: frozenset[str] = frozenset()
         self._crashed = False
 
     def crash(self) -> None:
@@ -163,6 +166,13 @@ class MemorySource:
         entries = self._due(room)
         return entries + self._next(room - len(entries))
 
+    def hold(self, topics: frozenset[str]) -> None:
+        self._held_topics = topics
+
+    @property
+    def _paused(self) -> frozenset[str]:
+        return self._held_topics | frozenset(self.database.pauses)
+
     async def wait(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
@@ -189,7 +199,7 @@ class MemorySource:
 
     def _next(self, room: int) -> list[Entry]:
         """Read on in the log: the main line, and the detours whose topic is open again."""
-        state = (self.database.commits, len(self.database.pauses), len(self._memory.read))
+        state = (self.database.commits, len(self._paused), len(self._memory.read))
         if room <= 0 or self._memory.exhausted == state or not self._detour():
             return []
         snapshot = self.database.snapshot()
@@ -198,7 +208,7 @@ class MemorySource:
         for row in self.database.rows:
             topic = row.entry.topic if (row.lane, row.entry.topic) in self._memory.read else None
             position = self._memory.read.get((row.lane, topic))
-            if position is None or (topic is not None and topic in self.database.pauses):
+            if position is None or (topic is not None and topic in self._paused):
                 continue
             if position.upto.sees(row.xid) and not position.covers(row):
                 found.append((row, topic))
@@ -251,12 +261,12 @@ class MemorySource:
     def _newly_paused(self) -> bool:
         """Tell whether a topic is paused that has no detour yet on one of our lanes."""
         read = self._memory.read
-        return any((lane, topic) not in read for topic in self.database.pauses for lane in self._memory.epochs)
+        return any((lane, topic) not in read for topic in self._paused for lane in self._memory.epochs)
 
     def _met(self) -> list[tuple[int, str]]:
         """Give the open detours that have reached the main line: both have read all of the same page."""
         read = self._memory.read
-        detours = [(lane, topic) for lane, topic in read if topic is not None and topic not in self.database.pauses]
+        detours = [(lane, topic) for lane, topic in read if topic is not None and topic not in self._paused]
         unread = self._unread() if detours else set()
         return [
             (lane, topic)
@@ -277,7 +287,7 @@ class MemorySource:
             del read[lane, name]
             stored.pop((lane, name), None)
         for lane in self._memory.epochs:
-            for topic in self.database.pauses:
+            for topic in self._paused:
                 if (lane, topic) not in read:
                     stored[lane, topic] = read[lane, topic] = stored[lane, None]
         return True
@@ -289,16 +299,31 @@ class MemorySource:
             assert settled_before, "log entries settle in the order in which they were given out"
             return  # a second call with the same settlements: the answer to the first was lost
         self._memory.given.popleft()
-        self.database.positions[given.lane, given.topic] = given.reaches
-        if not isinstance(verdict, Published):
+        if isinstance(verdict, Detoured):
+            self._send_back(given)
+        elif not given.stale:
+            self.database.positions[given.lane, given.topic] = given.reaches
+        if not isinstance(verdict, Published | Detoured):
             self._park(entry, given.lane, verdict)
+
+    def _send_back(self, given: _Given) -> None:
+        """Let a detour begin before an entry that goes back; one that came out of the detour winds it back."""
+        stored, read, key = self.database.positions, self._memory.read, (given.lane, given.entry.topic)
+        if given.topic is None:
+            if key not in stored:
+                stored[key] = read[key] = stored[given.lane, None]
+            stored[given.lane, None] = given.reaches
+            return
+        read[key] = stored[key]
+        for later in self._memory.given:
+            later.stale = later.stale or (later.lane, later.topic) == key
 
     # The parking lot
 
     def _due(self, room: int) -> list[Entry]:
         now = self.database.clock.now()
-        pauses, lanes = self.database.pauses, self._memory.epochs
-        mine = [row for row in self.database.parked if row.lane in lanes and row.entry.topic not in pauses]
+        paused, lanes = self._paused, self._memory.epochs
+        mine = [row for row in self.database.parked if row.lane in lanes and row.entry.topic not in paused]
         entries = [row for row in mine if row.state == "delayed" and row.due_at is not None and row.due_at <= now]
         lines: dict[Line, list[Parked]] = {}
         for row in mine:

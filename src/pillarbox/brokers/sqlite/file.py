@@ -1,5 +1,6 @@
 """The broker's file: its tables, how it is opened, and what its errors mean."""
 
+import re
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -57,19 +58,26 @@ INSERT INTO broker VALUES ('version', '{VERSION}');
 """
 
 
+_CHANGED = re.compile("no such table|no such column|has no column|Could not decode to UTF-8")
+"""What SQLite says of tables, or of texts in them, that somebody else has changed."""
+
+
+def damaged(path: Path, how: str) -> ConfigError:
+    """Give the error for a file that is not as a broker made it."""
+    return ConfigError(f"broker: {path} is damaged ({how}); restore it, or move it away and replay the events")
+
+
 @contextmanager
 def broker_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into ours: a file that is no database cannot be cured by waiting, the rest can."""
+    """Turn SQLite's errors into ours: a file that is not as we made it cannot be cured by waiting, the rest can."""
     try:
         yield
     except sqlite3.DatabaseError as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_NOTADB:
             raise ConfigError(f"broker: {path} is not a SQLite database; name another file") from error
-        if code == sqlite3.SQLITE_CORRUPT:
-            raise ConfigError(
-                f"broker: {path} is damaged ({error}); restore it, or move it away and replay the events"
-            ) from error
+        if code == sqlite3.SQLITE_CORRUPT or isinstance(error, sqlite3.IntegrityError) or _CHANGED.search(str(error)):
+            raise damaged(path, str(error)) from error
         if isinstance(error, sqlite3.OperationalError) or code == sqlite3.SQLITE_FULL:
             raise BrokerUnavailable(f"the broker's file {path} cannot be used now: {error}") from error
         raise
@@ -129,7 +137,9 @@ def _has_tables(connection: sqlite3.Connection, path: Path) -> bool:
         return False
     if not {"broker", "messages", "positions"} <= tables:
         raise ConfigError(f"broker: {path} is a database, but not a broker's file; name a file of its own")
-    (version,) = connection.execute("SELECT value FROM broker WHERE name = 'version'").fetchone()
+    (version,) = connection.execute("SELECT value FROM broker WHERE name = 'version'").fetchone() or (None,)
+    if version is None or not str(version).isdecimal():
+        raise damaged(path, f"its version is {version!r:.40}, and no number")
     if int(version) > VERSION:
         raise SchemaMismatch(
             f"the broker's file {path} has version {version}, this release knows {VERSION}: upgrade pillarbox"

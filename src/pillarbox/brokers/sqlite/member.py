@@ -24,7 +24,7 @@ from typing import NamedTuple
 from pillarbox.brokers.partitions import PARTITIONS, Held, Partition, Place, read_fairly, settle_share, share_of
 from pillarbox.brokers.sqlite.file import broker_errors, connect, identity, transaction
 from pillarbox.core.message import Delivery, Message
-from pillarbox.errors import BrokerUnavailable
+from pillarbox.errors import BrokerUnavailable, ConfigError
 from pillarbox.kernel_lock import KernelLock, is_free
 from pillarbox.ports import Clock
 
@@ -32,6 +32,8 @@ LEASE = timedelta(seconds=15)
 RENEW_EVERY = timedelta(seconds=3)
 TEND_EVERY = 0.1
 PATIENCE = 5.0
+MOMENT = 5.0
+"""How long the others have to lock their slots again after somebody deleted the file of the locks, in seconds."""
 MOST_IN_FLIGHT = 1000
 """Given out of one partition and not acknowledged: so many are suspect when its holder dies."""
 MOST_BYTES = 16 << 20
@@ -39,7 +41,11 @@ MOST_BYTES = 16 << 20
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_READ = "SELECT id, key, headers, body FROM messages WHERE topic = ? AND partition = ? AND id > ? ORDER BY id LIMIT ?"
+# As blobs: whatever type and bytes somebody else has put there, it is the fault of that message alone.
+_READ = """
+    SELECT id, CAST(key AS BLOB), CAST(headers AS BLOB), CAST(body AS BLOB) FROM messages
+    WHERE topic = ? AND partition = ? AND id > ? ORDER BY id LIMIT ?
+"""
 _IN_FLIGHT = (
     "SELECT max(id) FROM (SELECT id FROM messages WHERE topic = ? AND partition = ? AND id > ? ORDER BY id LIMIT ?)"
 )
@@ -49,6 +55,10 @@ _RELEASE = """
     WHERE consumer = ? AND topic = ? AND partition = ? AND epoch = ?
 """
 _TAKE = "UPDATE positions SET owner = ?, epoch = ?, suspect_to = ? WHERE consumer = ? AND topic = ? AND partition = ?"
+
+
+_Stored = tuple[int, bytes | None, bytes, bytes]
+"""A message as it is read: id, key, headers, body."""
 
 
 class _Row(NamedTuple):
@@ -86,7 +96,7 @@ class Member:
         self._data_version = -1
         self._turn = 0
         self._bytes_left = MOST_BYTES
-        self._tend_at = 0.0
+        self._tend_at = self._trust_locks_at = 0.0
 
     def poll(self, room: int) -> list[Delivery]:
         """Keep the membership up, and give at most `room` further deliveries."""
@@ -125,7 +135,7 @@ class Member:
                     with transaction(connection):
                         self._save(connection, list(self._held))
                         connection.execute("DELETE FROM members WHERE name = ?", (self._name,))
-        except BrokerUnavailable:
+        except (BrokerUnavailable, ConfigError):
             # The lock is freed below: to the others we are dead, which is as good. A position that was not saved
             # means copies, never a loss.
             pass
@@ -180,16 +190,16 @@ class Member:
         topic = partition.topic
         return [
             Delivery(
-                Message(topic, key, json.loads(headers), body),
+                Message(topic, None if key is None else key.decode(errors="backslashreplace"), _headers(headers), body),
                 Place(partition, id, held.epoch),
                 redelivered=id <= held.suspect_to,
             )
             for id, key, headers, body in rows
         ]
 
-    def _rows_after(self, partition: Partition, after: int, limit: int) -> list[tuple[int, str | None, str, bytes]]:
+    def _rows_after(self, partition: Partition, after: int, limit: int) -> list[_Stored]:
         """Fetch what comes next, until this reading holds MOST_BYTES."""
-        rows: list[tuple[int, str | None, str, bytes]] = []
+        rows: list[_Stored] = []
         if self._bytes_left <= 0:
             return rows
         with closing(self._connect().execute(_READ, (*partition, after, limit))) as cursor:
@@ -207,9 +217,11 @@ class Member:
         if identity(self._path) != self._file:
             self.vanish()  # deleted or replaced: begin anew with the file that is there
         connection = self._connect()
+        if self._lock is not None and self._lock.astray:
+            self._lock_again(connection)
         now = self._now()
         peers, rows = self._peers(connection), self._rows(connection)
-        self._forget([p for p, held in self._held.items() if rows[p].epoch != held.epoch])
+        self._forget(self._lost(rows))
         alive = self._alive(peers, now)
         me = next((peer for peer in peers if peer.name == self._name), None)
         if (
@@ -220,6 +232,17 @@ class Member:
             or any(self._wants(topic, alive, rows) for topic in self._topics)
         ):
             self._balance(connection)
+
+    def _lock_again(self, connection: sqlite3.Connection) -> None:
+        """Lock our slot in the file that is there now; the others need a moment to do so too."""
+        assert self._lock is not None
+        self._lock.release()
+        self._lock = KernelLock(self._locks, self._slot)
+        self._trust_locks_at = time.monotonic() + MOMENT
+        if not self._lock.take():  # a newcomer was faster: we keep what we hold, and join under another slot
+            self._lock = None
+            with transaction(connection):
+                connection.execute("DELETE FROM members WHERE name = ?", (self._name,))
 
     def _wants(self, topic: str, alive: list[_Peer], rows: dict[Partition, _Row]) -> bool:
         """Say whether a partition of the topic is to be taken or released now."""
@@ -236,7 +259,7 @@ class Member:
             self._join(connection)
             alive = self._bury(connection)
             rows = self._rows(connection)
-            self._forget([p for p, held in self._held.items() if rows[p].epoch != held.epoch])
+            self._forget(self._lost(rows))
             released = [p for topic in self._topics for p in settle_share(self._held, topic, self._share(topic, alive))]
             self._save(connection, released)
             for topic in self._topics:
@@ -317,6 +340,10 @@ class Member:
         suspect_to = max(held.suspect_to, held.cursor) if len(held) else held.suspect_to
         return held.position, suspect_to, self._consumer, *partition, held.epoch
 
+    def _lost(self, rows: dict[Partition, _Row]) -> list[Partition]:
+        """List what another has taken from us, or somebody has deleted."""
+        return [p for p, held in self._held.items() if p not in rows or rows[p].epoch != held.epoch]
+
     def _forget(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
             del self._held[partition]
@@ -329,20 +356,44 @@ class Member:
 
     def _alive(self, peers: list[_Peer], now: int) -> list[_Peer]:
         oldest = now - LEASE // _MICROSECOND
-        return [p for p in peers if p.name == self._name or (p.seen_at > oldest and not is_free(self._locks, p.slot))]
+        fresh = [p for p in peers if p.seen_at > oldest or p.name == self._name]
+        if time.monotonic() < self._trust_locks_at:
+            return fresh
+        return [p for p in fresh if p.name == self._name or not is_free(self._locks, p.slot)]
 
     def _peers(self, connection: sqlite3.Connection) -> list[_Peer]:
         rows = connection.execute(
-            "SELECT slot, name, topics, seen_at FROM members WHERE consumer = ? ORDER BY slot", (self._consumer,)
+            "SELECT slot, name, topics, CAST(seen_at AS INTEGER) FROM members WHERE consumer = ? ORDER BY slot",
+            (self._consumer,),
         )
-        return [_Peer(slot, name, tuple(json.loads(topics)), seen_at) for slot, name, topics, seen_at in rows]
+        return [_Peer(slot, name, _topics(topics), seen_at) for slot, name, topics, seen_at in rows]
 
     def _rows(self, connection: sqlite3.Connection) -> dict[Partition, _Row]:
         rows = connection.execute(
-            "SELECT topic, partition, position, owner, epoch, suspect_to FROM positions WHERE consumer = ?",
+            "SELECT topic, partition, CAST(position AS INTEGER), owner, epoch, CAST(suspect_to AS INTEGER)"
+            " FROM positions WHERE consumer = ?",
             (self._consumer,),
         )
         return {Partition(topic, number): _Row(*row) for topic, number, *row in rows}
 
     def _now(self) -> int:
         return (self._clock.now() - _EPOCH) // _MICROSECOND
+
+
+def _headers(stored: bytes) -> dict[str, str]:
+    """Read a message's headers; what is no JSON object is handed on as it stands, and is nobody's event."""
+    try:
+        headers = json.loads(stored.decode())
+        if isinstance(headers, dict):
+            return {name: value if value.__class__ is str else json.dumps(value) for name, value in headers.items()}
+    except (ValueError, RecursionError):
+        pass  # text that no parser gets through is no object either
+    return {"(no JSON object)": stored.decode(errors="backslashreplace")}
+
+
+def _topics(stored: str) -> tuple[str, ...]:
+    """Read a member's topics; a row that somebody else has written has none."""
+    try:
+        return tuple(json.loads(stored))
+    except (ValueError, TypeError, RecursionError):
+        return ()

@@ -1,4 +1,4 @@
-"""The embedded broker's near end: a worker thread that appends whole sends, each in one durable transaction."""
+"""The embedded broker's near end: a worker thread that appends what is sent, in durable transactions of some MB."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -22,6 +22,8 @@ from pillarbox.ports import Outcome
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 MOST_AT_ONCE = 10_000
+LARGEST_TRANSACTION = 8 << 20
+"""About so many bytes of bodies are stored at once: a commit must not outlast the patience of those who wait."""
 PRUNE_EVERY = 60.0
 _APPEND = "INSERT INTO messages (topic, partition, key, headers, body, at) VALUES (?, ?, ?, ?, ?, ?)"
 _json = json.JSONEncoder(separators=(",", ":")).encode
@@ -37,11 +39,22 @@ class _Order(NamedTuple):
     loop: asyncio.AbstractEventLoop
 
 
+class _Chunk:
+    """What is stored in one transaction, and what its senders hear once it is."""
+
+    __slots__ = ("answers", "rows", "size")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.answers: list[tuple[_Order, list[Outcome]]] = []
+        self.size = 0
+
+
 class SqlitePublisher:
     """Appends messages to the broker's file. Raises ConfigError or SchemaMismatch if the file can never be used.
 
-    Prefix-safe: what one `send` brings is stored in one transaction, all or nothing; of a key with a message that can
-    never be stored, the later ones of that send are not stored either.
+    Prefix-safe: what one `send` brings is stored in order, and after a transaction that fails nothing more of it; of a
+    key with a message that can never be stored, the later ones of that send are not stored either.
     """
 
     prefix_safe = True
@@ -63,6 +76,7 @@ class SqlitePublisher:
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._prune_at = time.monotonic() + PRUNE_EVERY
+        self._renewed_until = 0.0
 
     def send(self, messages: Sequence[Message]) -> None:
         order = _Order(self._sends.begin(messages), time.monotonic() + self._timeout, asyncio.get_running_loop())
@@ -112,45 +126,60 @@ class SqlitePublisher:
 
     def _append(self, orders: list[_Order]) -> None:
         # What waited too long is answered by its deadline; it is too late to store it now.
-        orders = [order for order in orders if order.deadline > time.monotonic()]
-        rows: list[Row] = []
-        answers = [(order, self._rows(order.send.messages, rows)) for order in orders]
+        orders = [order for order in orders if self._deadline(order) > time.monotonic()]
         try:
-            if rows:
-                self._store(rows, orders[0].deadline)
-                self._hooks.reach(Moment.STORED_BY_BROKER, count=len(rows))
-        except PublishError as error:
+            for chunk in self._chunks(orders):
+                if chunk.rows:
+                    self._store(chunk)
+                    self._hooks.reach(Moment.STORED_BY_BROKER, count=len(chunk.rows))
+                    self._renewed_until = time.monotonic() + self._timeout
+                for order, outcomes in chunk.answers:
+                    _on_the_loop(order, self._sends.answer, order.send, outcomes)
+                    _on_the_loop(order, self._sends.go_on, chunk)
+        except PublishError as error:  # nothing of a send is stored behind what failed
             self._disconnect()
-            answers = [(order, [Outcome(m.ticket, error) for m in order.send.messages]) for order in orders]
-        for order, outcomes in answers:
-            _hand_over(order, self._sends, outcomes)
+            for order in orders:
+                _on_the_loop(order, self._sends.fail, order.send, error)
 
-    def _rows(self, messages: Sequence[Message], rows: list[Row]) -> list[Outcome]:
-        """Add the rows of a send to `rows`, and say how each message fares once they are stored."""
-        outcomes: list[Outcome] = []
-        held_back: set[tuple[str, str | None]] = set()
-        at = now()
-        for message in messages:
-            topic, key, headers, body, ticket = message
-            error: PublishError | None = None
-            if held_back and key is not None and (topic, key) in held_back:
-                error = PublishError(f"held back: an earlier message of the key {key!r} cannot be stored")
-            else:
-                try:
-                    self._check(message)
-                    rows.append((topic, partition_of(message), key, _json(headers), body, at))
-                except (TypeError, ValueError) as cause:
-                    error = PublishRejected(f"the embedded broker cannot store event {headers.get('id')}: {cause}")
-                    held_back.add((topic, key))
-            outcomes.append(Outcome(ticket, error))
-        return outcomes
+    def _deadline(self, order: _Order) -> float:
+        return max(order.deadline, self._renewed_until)
+
+    def _chunks(self, orders: list[_Order]) -> Iterator[_Chunk]:
+        """Cut what was sent into transactions, in order; rows are made only when their turn has come."""
+        chunk = _Chunk()
+        for order in orders:
+            outcomes: list[Outcome] = []
+            chunk.answers.append((order, outcomes))
+            held_back: set[tuple[str, str | None]] = set()
+            for message in order.send.messages:
+                if chunk.rows and chunk.size + len(message.body) > LARGEST_TRANSACTION:
+                    yield chunk
+                    chunk, outcomes = _Chunk(), []
+                    chunk.answers.append((order, outcomes))
+                outcomes.append(Outcome(message.ticket, self._add(message, chunk, held_back)))
+        yield chunk
+
+    def _add(self, message: Message, chunk: _Chunk, held_back: set[tuple[str, str | None]]) -> PublishError | None:
+        """Add a message to what is stored next, or say why it is not."""
+        topic, key, headers, body, _ = message
+        if held_back and key is not None and (topic, key) in held_back:
+            return PublishError(f"held back: an earlier message of the key {key!r} cannot be stored")
+        try:
+            self._check(message)
+            chunk.rows.append((topic, partition_of(message), key, _json(headers), body, now()))
+        except (TypeError, ValueError) as cause:
+            held_back.add((topic, key))
+            return PublishRejected(f"the embedded broker cannot store event {headers.get('id')}: {cause}")
+        chunk.size += len(body)
+        return None
 
     def _check(self, message: Message) -> None:
         if len(message.body) > self._largest:
             raise ValueError(f"its body has {len(message.body)} bytes, at most {self._largest} fit")
         message.topic.encode()  # SQLite would fail the whole transaction for a lone surrogate
 
-    def _store(self, rows: list[Row], deadline: float) -> None:
+    def _store(self, chunk: _Chunk) -> None:
+        deadline = self._deadline(chunk.answers[0][0])
         with broker_errors(self._path):
             if self._connection is None:
                 self._connection = self._open(deadline - time.monotonic())
@@ -158,7 +187,11 @@ class SqlitePublisher:
             patience = max(1, int((deadline - time.monotonic()) * 1000))
             self._connection.execute(f"PRAGMA busy_timeout = {patience}")
             with transaction(self._connection):
-                self._connection.executemany(_APPEND, rows)
+                if time.monotonic() >= deadline:
+                    raise BrokerUnavailable("another process kept the broker's file locked until it was too late")
+                for order, _ in chunk.answers:
+                    order.send.storing = chunk
+                self._connection.executemany(_APPEND, chunk.rows)
             if identity(self._path) != self._file:
                 raise BrokerUnavailable(f"the broker's file {self._path} was deleted or replaced; it is opened anew")
 
@@ -181,8 +214,8 @@ class SqlitePublisher:
             self._connection = None
 
 
-def _hand_over(order: _Order, sends: Sends, outcomes: list[Outcome]) -> None:
+def _on_the_loop(order: _Order, call: Callable[..., None], *args: object) -> None:
     try:
-        order.loop.call_soon_threadsafe(sends.answer, order.send, outcomes)
+        order.loop.call_soon_threadsafe(call, *args)
     except RuntimeError:
         pass  # the loop is closed: nobody waits for an answer any more

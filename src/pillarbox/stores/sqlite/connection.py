@@ -239,6 +239,6 @@ def mapped(path: str) -> Iterator[None]:
         raise StoreError(f"the database {path} refused: {error}") from error
 
 
-def cure(path: str) -> str:
+def cure(path: str, flags: str = "") -> str:
     """Name the command that makes the tables."""
-    return f"run `pillarbox migrate up --database sqlite:///{path}`"
+    return f"run `pillarbox migrate up --database sqlite:///{path}{flags}`"

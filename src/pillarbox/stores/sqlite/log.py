@@ -18,12 +18,13 @@ import sqlite3
 from collections import deque
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.insert import microseconds
 from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Settlement
+from pillarbox.core.window import Detoured, Settlement
 from pillarbox.errors import StoreError
 from pillarbox.ports import Clock
 from pillarbox.stores.sqlite.connection import reading, writing
@@ -34,14 +35,27 @@ from pillarbox.stores.sqlite.rows import AS_ENTRY, CHUNK, log_entries
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 Settlements = Sequence[Settlement[Entry]]
+_DATA = 6
+"""Where a row of the log has its payload: behind its id and the event's five names."""
 
 
 class _Reading:
     """One way through the log: settled up to `position`, read up to `read`, `given` is in between."""
 
-    def __init__(self, position: int) -> None:
+    def __init__(self, position: int, waits_for: "_Reading | None" = None) -> None:
         self.position = self.read = position
         self.given: deque[int] = deque()
+        # What another way has given out may come out again here: not before that is settled.
+        self._waits_for = waits_for
+        self._waits_until = waits_for.read if waits_for else 0
+
+    @property
+    def waits(self) -> bool:
+        """Something that comes out here again is still in flight."""
+        other = self._waits_for
+        if other is not None and (not other.given or other.given[0] > self._waits_until):
+            self._waits_for = None
+        return self._waits_for is not None
 
     def give(self, entries: Sequence[Entry], read: int) -> None:
         self.given.extend(entry.position for entry in entries)
@@ -82,6 +96,8 @@ class Log:
 
     def __init__(self, owner: str, prefix: str, topics: Topics, lanes: LaneGroup, clock: Clock, hooks: Hooks) -> None:
         self._owner, self._p, self._lanes, self._clock, self._hooks = owner, prefix, lanes, clock, hooks
+        self.held: frozenset[str] = frozenset()
+        """Topics that are read around, as if they were paused."""
         self._lot = ParkingLot(prefix, topics)
         self.forget()
 
@@ -89,6 +105,7 @@ class Log:
         """Drop everything in memory."""
         self._main = _Reading(0)
         self._detours: dict[str, _Reading] = {}
+        self._wound_back: list[_Reading] = []  # ways whose events come out again on another one
         self._lot.forget()
         self._unclaimed: list[Entry] = []
         self._kept: list[Entry] = []
@@ -107,6 +124,7 @@ class Log:
         self._main = _Reading(stored.main)
         self._detours = {topic: _Reading(position) for topic, position in stored.detours.items()}
         self._lot.look(db)
+        self._lot.check_order()
 
     def entries(self, db: sqlite3.Connection, room: int) -> list[Entry]:
         """Read on; what nobody came to fetch the last time goes first."""
@@ -120,7 +138,7 @@ class Log:
         self._unclaimed = self._kept
 
     def _read(self, db: sqlite3.Connection, room: int) -> list[Entry]:
-        paused = frozenset(topic for (topic,) in db.execute(f"SELECT topic FROM {self._p}pauses"))
+        paused = self.held.union(topic for (topic,) in db.execute(f"SELECT topic FROM {self._p}pauses"))
         while True:
             if self._turns(paused):
                 self._turn(db, paused)
@@ -137,7 +155,7 @@ class Log:
             given: list[tuple[_Reading, list[Entry], int]] = []
             if not self._lot.full:
                 for topic, detour in self._detours.items():
-                    if topic not in paused and detour.read < self._main.read:
+                    if topic not in paused and detour.read < self._main.read and not detour.waits:
                         found, read = self._read_detour(db, topic, detour, room - len(entries))
                         given.append((detour, found, read))
                         entries += found
@@ -220,8 +238,10 @@ class Log:
             self._catch_up(db)
             moved = self._accept(settlements)
             now = microseconds(self._clock.now())
+            detours = self._send_back(db, moved)
             for topic, (way, accepted) in moved.items():
-                self._tick(db, topic, way.after(accepted), *_counts(accepted))
+                if topic not in detours:
+                    self._tick(db, topic, way.after(accepted), *_counts(accepted))
                 self._lot.park(db, accepted, now)
             if parked:
                 self._lot.settle(db, parked, now)
@@ -230,8 +250,36 @@ class Log:
             self._hooks.reach(Moment.SETTLING, count=len(settlements))
         for way, accepted in moved.values():
             way.move(way.after(accepted))
+        self._wind_back(detours, {entry.position for entry, _ in settlements if not entry.parked})
         self._lot.settled(parked)
         self._lot.look(db)
+
+    def _send_back(
+        self, db: sqlite3.Connection, moved: dict[str | None, tuple[_Reading, list[Settlement[Entry]]]]
+    ) -> dict[str, _Reading]:
+        """Let a detour begin before the first event of a topic that goes back; one that came from it winds it back."""
+        detours: dict[str, _Reading] = {}
+        for way, accepted in moved.values():
+            before = way.position
+            for entry, verdict in accepted:
+                topic = entry.topic
+                if (
+                    isinstance(verdict, Detoured)
+                    and topic not in detours
+                    and way is self._detours.get(topic, self._main)
+                ):
+                    self._tick(db, topic, before, opened=int(way is self._main))
+                    detours[topic] = _Reading(before, waits_for=way)
+                before = entry.position
+        return detours
+
+    def _wind_back(self, detours: dict[str, _Reading], settled: AbstractSet[int]) -> None:
+        """Go on with new detours; what the old ones gave out is waited for, and reaches nothing any more."""
+        for way in self._wound_back:
+            way.given = deque(position for position in way.given if position not in settled)
+        self._wound_back += [self._detours[topic] for topic in detours if topic in self._detours]
+        self._wound_back = [way for way in self._wound_back if way.given]
+        self._detours |= detours
 
     def _catch_up(self, db: sqlite3.Connection) -> None:
         """Believe the tables: a commit may have happened although its answer was an error."""
@@ -243,10 +291,14 @@ class Log:
     def _accept(self, settlements: Settlements) -> dict[str | None, tuple[_Reading, list[Settlement[Entry]]]]:
         """Sort log entries by the way they came, each a prefix of what was given out there."""
         ways: dict[str | None, list[Settlement[Entry]]] = {}
+        main = set(self._main.given) if self._detours else set[int]()
+        wound_back = {position for way in self._wound_back for position in way.given}
         for settlement in settlements:
             entry = settlement.item
-            if not entry.parked:
-                ways.setdefault(entry.topic if entry.topic in self._detours else None, []).append(settlement)
+            if entry.parked or entry.position in wound_back:
+                continue
+            detoured = entry.topic in self._detours and entry.position not in main
+            ways.setdefault(entry.topic if detoured else None, []).append(settlement)
         accepted = {}
         for topic, ours in ways.items():
             way = self._main if topic is None else self._detours[topic]
@@ -273,20 +325,16 @@ class Log:
 
 
 def _fetch(cursor: sqlite3.Cursor, room: int) -> tuple[list[Entry], bool]:
-    """Make entries up to the size of a chunk; say whether that was all there is."""
-    entries: list[Entry] = []
+    """Make entries up to the size of a chunk, one row beyond it at most; say whether that was all there is."""
+    rows: list[tuple[Any, ...]] = []
     size = 0
-    try:
-        while size < CHUNK:
-            rows = cursor.fetchmany(32)
-            found = log_entries(rows)
-            entries += found
-            if len(rows) < 32:
-                return entries, len(entries) < room
-            size += sum(len(entry.data) for entry in found)
-        return entries, False
-    finally:
-        cursor.close()
+    for row in cursor:
+        rows.append(row)
+        size += len(row[_DATA])
+        if size >= CHUNK:
+            cursor.close()
+            return log_entries(rows), False
+    return log_entries(rows), len(rows) < room
 
 
 def _counts(settlements: Settlements) -> tuple[int, int]:

@@ -15,11 +15,12 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from pillarbox.core.changed_order import check_order
 from pillarbox.core.entry import Entry
 from pillarbox.core.insert import microseconds
 from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Blocked, Delayed, Settlement
+from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.stores.sqlite.rows import AS_ENTRY, CHUNK, STORED, parked_entry
 
 ROOM = 10_000
@@ -73,6 +74,10 @@ class ParkingLot:
             self._heads = [_Head(*row[:4]) for row in rows if row[2] != "dead"]
             self.full = sum(row[4] for row in rows) >= ROOM
             self.blocked = frozenset(_read_line(row[0]) for row in rows)
+
+    def check_order(self) -> None:
+        """Refuse what stands here in another order than its topic has now."""
+        check_order(((_read_line(row[0]), row[4]) for row in self._seen or ()), self._topics)
 
     def due(self, db: sqlite3.Connection, now: int, room: int, paused: Collection[str]) -> list[_Row]:
         """Find the rows that may come out now."""
@@ -146,7 +151,7 @@ class ParkingLot:
             [
                 (*self._standing(entry, verdict), now, entry.position)
                 for entry, verdict in settlements
-                if verdict.__class__ is not Published
+                if not isinstance(verdict, Published | Detoured)
             ],
         )
 

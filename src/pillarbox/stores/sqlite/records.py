@@ -193,18 +193,20 @@ def _record(entry: Entry, status: Status, at: int | None, parked: tuple[Any, ...
 
 
 def _headers(text: str | None) -> dict[str, str]:
-    """Read an event's own headers; a plain INSERT may have written anything, which is shown as it stands."""
+    """Read an event's own headers as they go over the wire; what a plain INSERT got wrong is shown as it stands."""
     try:
         headers = json.loads(text or "{}")
-    except ValueError:
-        headers = None
-    return headers if isinstance(headers, dict) else {"(no JSON object)": str(text)}
+        if isinstance(headers, dict):
+            return {name: value if isinstance(value, str) else json.dumps(value) for name, value in headers.items()}
+    except (ValueError, RecursionError):
+        pass  # text that no parser gets through is no object either
+    return {"(no JSON object)": str(text)}
 
 
 def _received(row: tuple[Any, ...]) -> Record:
     id, event_id, status, type, topic, kind, aggregate, parked_at, attempts, error, due_at, headers, body, *rest = row
     consumer, trace, head = rest
-    wire: dict[str, str] = json.loads(headers)
+    wire = _headers(headers)
     return Record(
         position=id,
         event_id=event_id,

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pillarbox.errors import SchemaMismatch
 from pillarbox.ports import SchemaStatus
 from pillarbox.stores.sqlite.connection import cure, writing
+from pillarbox.stores.sqlite.lanes import PREFIX
 
 _FILES = sorted(
     (file for file in files("pillarbox.stores.sqlite").joinpath("schema").iterdir() if file.name.endswith(".sql")),
@@ -38,11 +39,18 @@ class Tables:
         version = self.version(db)
         self._refuse_future(version)
         if version == 0:
-            raise SchemaMismatch(f"there are no Pillarbox tables in {self._path}: {cure(self._path)}")
+            raise SchemaMismatch(f"there are no Pillarbox tables{self._of()} in {self._path}: {self._cure()}")
         if version < NEEDED:
             raise SchemaMismatch(
-                f"the tables in {self._path} have version {version}, needed is {NEEDED}: {cure(self._path)}"
+                f"the tables in {self._path} have version {version}, needed is {NEEDED}: {self._cure()}"
             )
+
+    def _of(self) -> str:
+        return "" if self._prefix == PREFIX else f" with the prefix {self._prefix!r}"
+
+    def _cure(self) -> str:
+        same = "" if self._prefix == PREFIX else f" --set outbox.prefix={self._prefix}"
+        return cure(self._path, same)
 
     def up(self, db: sqlite3.Connection) -> Sequence[int]:
         """Apply what is missing; two processes that do it at once apply each version once."""

@@ -47,6 +47,7 @@ class Overview:
                 inbox_dead=self._count(db, "inbox_parked", "dead"),
                 stopped=begun_again(db, self._p, positions.highest),
                 full=self._full(db),
+                receives=self._receives(db),
             )
 
     def _pending(self, db: sqlite3.Connection, positions: Positions) -> tuple[dict[str, int], int | None]:
@@ -77,6 +78,10 @@ class Overview:
         sql = f"SELECT count(*) FROM (SELECT 1 FROM {self._p}{table} WHERE state = ? LIMIT {COUNTED})"
         count: int = db.execute(sql, (state,)).fetchone()[0]
         return count
+
+    def _receives(self, db: sqlite3.Connection) -> bool:
+        sql = f"SELECT EXISTS (SELECT 1 FROM {self._p}inbox) OR EXISTS (SELECT 1 FROM {self._p}inbox_parked)"
+        return bool(db.execute(sql).fetchone()[0])
 
     def _full(self, db: sqlite3.Connection) -> FullLot | None:
         lines = db.execute(

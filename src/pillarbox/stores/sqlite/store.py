@@ -11,7 +11,7 @@ from pillarbox.core.entry import Entry
 from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
-from pillarbox.errors import LaneLost, SchemaMismatch
+from pillarbox.errors import ConfigError, LaneLost, SchemaMismatch, StoreError
 from pillarbox.ports import Away, Clock, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
 from pillarbox.stores.sqlite.connection import Connection
 from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
@@ -82,6 +82,12 @@ class SqliteStore:
     def sql(self) -> str:
         return self._tables.sql()
 
+    def roles(self) -> str:
+        raise ConfigError("SQLite has no roles: who may open the file may do everything")
+
+    async def adopt(self) -> int:
+        raise StoreError("an SQLite file belongs to no cluster: a copy of it can be used as it is, nothing to adopt")
+
     @property
     def blocked(self) -> frozenset[Line]:
         return self._log.blocked
@@ -96,6 +102,9 @@ class SqliteStore:
     async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
         if settlements:
             await self._held(self._log.settle, settlements)
+
+    def hold(self, topics: frozenset[str]) -> None:
+        self._log.held = topics
 
     async def wait(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()

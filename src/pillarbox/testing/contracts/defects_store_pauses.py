@@ -7,8 +7,9 @@ from datetime import datetime
 from pillarbox.core.entry import Entry
 from pillarbox.ports import Pause, Stats, Status
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
-from pillarbox.testing.memory import Position, Row
+from pillarbox.testing.memory import START, Position, Row
 from pillarbox.testing.memory_records import MemoryStore
+from pillarbox.testing.memory_source import _Given
 
 DEFECTS: list[StoreDefect] = []
 breaks = into(DEFECTS)
@@ -79,6 +80,49 @@ class KeepsSilentAboutAPauseThatIsThere(MemoryStore):
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         await super().pause(topic, who, why)
         return None
+
+
+@breaks(
+    "test_a_held_topic_is_read_around_and_keeps_its_place",
+    "test_parked_entries_of_a_held_topic_stay",
+    "test_what_goes_back_comes_out_again_in_order",
+)
+class HoldsNothing(MemoryStore):
+    def hold(self, topics: frozenset[str]) -> None:
+        """Do nothing."""
+
+
+@breaks(
+    "test_what_goes_back_comes_out_again_in_order",
+    "test_what_went_back_comes_out_of_the_next_relay",
+    "test_what_has_gone_back_is_pending",
+)
+class TakesWhatGoesBackForPublished(MemoryStore):
+    def _send_back(self, given: _Given) -> None:
+        self.database.positions[given.lane, given.topic] = given.reaches
+
+
+@breaks("test_what_went_back_twice_comes_out_of_the_next_relay")
+class GoesOnBehindWhatWentBack(MemoryStore):
+    def _send_back(self, given: _Given) -> None:
+        super()._send_back(given)
+        for later in self._memory.given:
+            later.stale = False
+
+
+@breaks("test_what_goes_back_twice_comes_out_again_twice")
+class ForgetsWhatGoesBackAgain(MemoryStore):
+    def _send_back(self, given: _Given) -> None:
+        if given.topic is None:
+            super()._send_back(given)
+
+
+@breaks("test_what_went_before_does_not_come_out_again")
+class BeginsADetourWithTheLog(MemoryStore):
+    def _send_back(self, given: _Given) -> None:
+        super()._send_back(given)
+        key = (given.lane, given.entry.topic)
+        self.database.positions[key] = self._memory.read[key] = START
 
 
 # Where a detour begins.

@@ -28,6 +28,8 @@ class DoorFeatures:
     savepoints: bool = True
     autocommit: bool = True
     """It can be asked to commit every statement by itself."""
+    inbox: bool = True
+    """It receives, too."""
 
 
 Transaction = Any
@@ -265,6 +267,7 @@ class DoorContract:
         assert (row["aggregate_type"], row["aggregate_id"]) == ("order", "7")
         assert row["occurred_at"] == row["available_at"] == 1_772_600_767_123_456
 
+    @needs("inbox")
     async def test_the_first_time_is_true_once(self, bench: DoorBench) -> None:
         id = str(uuid4())
         answers = []
@@ -274,6 +277,7 @@ class DoorContract:
             await bench.commit(transaction)
         assert answers == [True, False, False, False]
 
+    @needs("inbox")
     async def test_after_a_rollback_it_is_the_first_time_again(self, bench: DoorBench) -> None:
         id = str(uuid4())
         transaction = await bench.begin()
@@ -284,16 +288,18 @@ class DoorContract:
         await bench.roll_back(transaction)
         assert not await bench.rows("inbox")
 
-    @needs("autocommit")
+    @needs("autocommit", "inbox")
     async def test_the_first_time_is_refused_outside_a_transaction(self, bench: DoorBench) -> None:
         connection = await bench.autocommit()
         with refused(NoTransaction):
             await bench.first_time(connection, str(uuid4()))
         assert not await bench.rows("inbox")
 
+    @needs("inbox")
     async def test_a_copy_waits_for_the_first_and_finds_it_done(self, bench: DoorBench) -> None:
         assert await self._meanwhile(bench, bench.commit) is False
 
+    @needs("inbox")
     async def test_a_copy_does_it_if_the_first_rolled_back(self, bench: DoorBench) -> None:
         assert await self._meanwhile(bench, bench.roll_back) is True
 
@@ -311,18 +317,21 @@ class DoorContract:
         await bench.commit(second)
         return answer
 
+    @needs("inbox")
     async def test_the_effects_and_the_inbox_row_are_one(self, bench: DoorBench) -> None:
         id = str(uuid4())
         await bench.handle(message(id), "billed")
         assert [row["what"] for row in await bench.rows("effects")] == ["billed"]
         assert [row["event_id"] for row in await bench.rows("inbox")] == [id]
 
+    @needs("inbox")
     async def test_a_copy_has_no_effect(self, bench: DoorBench) -> None:
         id = str(uuid4())
         await bench.handle(message(id), "billed")
         await bench.handle(message(id), "billed again")
         assert [row["what"] for row in await bench.rows("effects")] == ["billed"]
 
+    @needs("inbox")
     async def test_a_failed_handler_leaves_neither_effect_nor_row(self, bench: DoorBench) -> None:
         id = str(uuid4())
         with refused(HandlerFailed):

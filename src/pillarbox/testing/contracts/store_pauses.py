@@ -1,5 +1,7 @@
 """The rules of paused topics: others flow, the paused one keeps its place, nothing is lost whenever a relay dies."""
 
+from pillarbox.core.retry import PUBLISHED
+from pillarbox.core.window import DETOURED
 from pillarbox.ports import Pause, Store
 from pillarbox.testing.contracts.store_bench import (
     StoreBench,
@@ -10,8 +12,10 @@ from pillarbox.testing.contracts.store_bench import (
     read,
     record,
     settle,
+    settle_each,
     soon,
 )
+from pillarbox.testing.contracts.store_reading import NEIGHBOUR
 
 
 async def pause(store: Store, topic: str = "orders") -> None:
@@ -201,3 +205,91 @@ class PauseRules:
     async def test_resuming_a_topic_that_flows_says_so(self, bench: StoreBench) -> None:
         store = await bench.store()
         assert not await store.resume("orders")
+
+    async def test_a_held_topic_is_read_around_and_keeps_its_place(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        store.hold(frozenset({"orders"}))
+        await bench.add(event("A"), event("X", topic="invoices"), event("B"))
+        assert await publish_all(store) == ["X"]
+        store.hold(frozenset())
+        assert await publish_all(store) == ["A", "B"]
+
+    async def test_what_goes_back_comes_out_again_in_order(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("X", topic="invoices"), event("B"))
+        entries = await read(store)
+        store.hold(frozenset({"orders"}))
+        await settle_each(store, entries, A=DETOURED, X=PUBLISHED, B=DETOURED)
+        await bench.add(event("C"), event("Y", topic="invoices"))
+        assert await publish_all(store) == ["Y"]
+        store.hold(frozenset())
+        assert await publish_all(store) == ["A", "B", "C"]
+        await bench.add(event("D"))
+        assert await publish_all(store) == ["D"]
+
+    async def test_what_went_back_comes_out_of_the_next_relay(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("X", topic="invoices"), event("B"))
+        entries = await read(store)
+        store.hold(frozenset({"orders"}))
+        await settle_each(store, entries, A=DETOURED, X=PUBLISHED, B=DETOURED)
+        await bench.crash(store)
+        assert await publish_all(await holder(bench, "b")) == ["A", "B"]
+
+    async def test_what_went_before_does_not_come_out_again(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B"), event("X", topic="invoices"))
+        entries = await read(store)
+        await settle(store, entries[:1])
+        store.hold(frozenset({"orders"}))
+        await settle_each(store, entries[1:], B=DETOURED, X=PUBLISHED)
+        store.hold(frozenset())
+        assert await publish_all(store) == ["B"]
+
+    async def test_what_goes_back_twice_comes_out_again_twice(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B", NEIGHBOUR), event("X", topic="invoices"))
+        entries = await read(store)
+        store.hold(frozenset({"orders"}))
+        await settle_each(store, entries, A=DETOURED, B=DETOURED, X=PUBLISHED)
+        store.hold(frozenset())
+        tried = await read(store)
+        assert names(tried) == ["A", "B"]
+        store.hold(frozenset({"orders"}))
+        await settle_each(store, tried, A=DETOURED, B=PUBLISHED)
+        assert await publish_all(store) == []
+        store.hold(frozenset())
+        assert [name for name in await publish_all(store) if name == "A"] == ["A"]
+        await bench.crash(store)
+        assert await publish_all(await holder(bench, "b")) == []
+
+    async def test_what_went_back_twice_comes_out_of_the_next_relay(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B", NEIGHBOUR))
+        for verdict in (DETOURED, PUBLISHED):
+            store.hold(frozenset())
+            entries = await read(store)
+            assert names(entries) == ["A", "B"]
+            store.hold(frozenset({"orders"}))
+            await settle_each(store, entries, A=DETOURED, B=verdict)
+        await bench.crash(store)
+        assert "A" in await publish_all(await holder(bench, "b"))
+
+    async def test_parked_entries_of_a_held_topic_stay(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("Free", None))
+        await settle(store, await read(store), soon(bench))
+        store.hold(frozenset({"orders"}))
+        bench.clock.advance(6)
+        assert await read(store) == []
+        store.hold(frozenset())
+        assert sorted(await publish_all(store)) == ["A", "Free"]
+
+    async def test_what_has_gone_back_is_pending(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("X", topic="invoices"))
+        entries = await read(store)
+        store.hold(frozenset({"orders"}))
+        await settle_each(store, entries, A=DETOURED, X=PUBLISHED)
+        assert (await record(store, "A")).status == "pending"
+        assert (await record(store, "X")).status == "published"

@@ -1,0 +1,194 @@
+"""Inbox and AsyncInbox: what an application with SQLAlchemy receives events by. On SQLite."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, overload
+from uuid import UUID
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from pillarbox.core.event import Event
+from pillarbox.core.insert import Rows, Statement
+from pillarbox.errors import ConfigError
+from pillarbox.inbox import programs
+from pillarbox.inbox.inbox import Handlers, message_key
+from pillarbox.inbox.programs import Texts
+from pillarbox.inbox.statements import sqlite_texts
+from pillarbox.inbox.steps import Call, Program, call_async, call_sync, drive, drive_async
+from pillarbox.sqlalchemy.transaction import (
+    AsyncTransaction,
+    Transaction,
+    async_half,
+    check_transaction,
+    connection_of,
+    failures,
+    outages,
+    refuse_postgres,
+    run,
+)
+
+R = TypeVar("R")
+M = TypeVar("M")
+Handler = Callable[[Session, Event[M]], None]
+AnyHandler = Callable[[AsyncSession, Event[M]], Any] | Callable[[Session, Event[M]], None]
+
+
+class Inbox:
+    """Receives events for one consumer, each once. `sessions` is a sessionmaker; handlers get the Session.
+
+    >>> inbox = Inbox("billing", sessionmaker(engine))                              # doctest: +SKIP
+    """
+
+    is_async: Literal[False] = False
+
+    def __init__(self, consumer: str, sessions: Callable[[], Session], *, prefix: str = "pillarbox_") -> None:
+        self.consumer = consumer
+        self.handlers = Handlers(consumer, prefix, takes_async=False)
+        self._sessions = _check_opener(sessions, "a sessionmaker", unlike=async_sessionmaker)
+        self._prefix = prefix
+
+    @overload
+    def handler(self, type: str, *, payload: type[M], replays: bool = False) -> Callable[[Handler[M]], Handler[M]]: ...
+    @overload
+    def handler(
+        self, type: str, *, payload: None = None, replays: bool = False
+    ) -> Callable[[Handler[Any]], Handler[Any]]: ...
+    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
+        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
+        return self.handlers.registrar(type, payload, replays)
+
+    def first_time(self, transaction: Transaction, message_id: str | UUID) -> bool:
+        """Note a message in the session's transaction; False if this consumer has it already."""
+        return _first_time(transaction, self.texts, message_id)
+
+    @property
+    def texts(self) -> Texts:
+        """The statements for the consumer's database."""
+        return _texts(self.consumer, self._prefix)
+
+    @property
+    def most_workers(self) -> int | None:
+        """SQLite has one writer at a time."""
+        return 1
+
+    def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own, in a new session; for the consumer."""
+        with self._sessions() as session:
+            try:
+                result = drive(program, lambda statement: _on(session, statement), lambda call: _call(session, call))
+                with outages():
+                    session.commit()
+            except BaseException:
+                session.rollback()
+                raise
+            return result
+
+    def close(self) -> None:
+        """Every program closes its own session, and the engine's pool is the application's."""
+
+
+class AsyncInbox:
+    """Receives events for one consumer, each once. `sessions` is an async_sessionmaker.
+
+    Async handlers get the AsyncSession; plain functions get its sync Session, and may use it as in a sync program.
+
+    >>> inbox = AsyncInbox("billing", async_sessionmaker(engine))                   # doctest: +SKIP
+    """
+
+    is_async: Literal[True] = True
+
+    def __init__(self, consumer: str, sessions: Callable[[], AsyncSession], *, prefix: str = "pillarbox_") -> None:
+        self.consumer = consumer
+        self.handlers = Handlers(consumer, prefix, takes_async=True)
+        self._sessions = _check_opener(sessions, "an async_sessionmaker", unlike=sessionmaker)
+        self._prefix = prefix
+
+    @overload
+    def handler(
+        self, type: str, *, payload: type[M], replays: bool = False
+    ) -> Callable[[AnyHandler[M]], AnyHandler[M]]: ...
+    @overload
+    def handler(
+        self, type: str, *, payload: None = None, replays: bool = False
+    ) -> Callable[[AnyHandler[Any]], AnyHandler[Any]]: ...
+    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
+        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
+        return self.handlers.registrar(type, payload, replays)
+
+    async def first_time(self, transaction: AsyncTransaction, message_id: str | UUID) -> bool:
+        """Note a message in the session's transaction; False if this consumer has it already."""
+        return await async_half(transaction).run_sync(_first_time, self.texts, message_id)
+
+    @property
+    def texts(self) -> Texts:
+        """The statements for the consumer's database."""
+        return _texts(self.consumer, self._prefix)
+
+    @property
+    def most_workers(self) -> int | None:
+        """SQLite has one writer at a time."""
+        return 1
+
+    async def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own, in a new session; for the consumer."""
+        async with self._sessions() as session:
+
+            async def run(statement: Statement) -> Rows:
+                return await session.run_sync(_on, statement)
+
+            async def call(step: Call) -> object:
+                return await _call_async(session, step)
+
+            try:
+                result = await drive_async(program, run, call)
+                with outages():
+                    await session.commit()
+            except BaseException:
+                await session.rollback()
+                raise
+            return result
+
+
+def _texts(consumer: str, prefix: str) -> Texts:
+    return Texts(consumer, sqlite_texts(prefix))
+
+
+def _check_opener(sessions: Callable[[], R], kind: str, *, unlike: type) -> Callable[[], R]:
+    if isinstance(sessions, unlike) or not callable(sessions):
+        raise ConfigError(f"sessions: {sessions!r:.60} opens no sessions: give {kind}")
+    return sessions
+
+
+def _first_time(transaction: Transaction, texts: Texts, message_id: str | UUID) -> bool:
+    connection = connection_of(transaction)
+    refuse_postgres(connection)
+    with failures(connection.engine):
+        program = programs.first_time(texts, message_key(message_id))
+        return drive(program, lambda statement: run(connection, statement))
+
+
+def _on(session: Session, statement: Statement) -> Rows:
+    with failures(session.get_bind().engine):
+        if not session.is_active:  # a flush of the handler failed: what it had begun is undone already
+            session.rollback()
+        connection = session.connection()
+        refuse_postgres(connection)
+        check_transaction(connection)
+        return run(connection, statement)
+
+
+def _call(session: Session, call: Call) -> object:
+    with outages():
+        value = call_sync(call, session)
+        session.flush()  # so that what it left pending fails as the handler's own doing
+        return value
+
+
+async def _call_async(session: AsyncSession, call: Call) -> object:
+    with outages():
+        if call.is_async:
+            value = await call_async(call, session)
+        else:
+            value = await session.run_sync(lambda sync: call_sync(call, sync))
+        await session.flush()
+        return value

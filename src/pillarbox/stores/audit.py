@@ -1,0 +1,28 @@
+"""What the audit says of an operator's action: who did it, and what was asked."""
+
+import os
+from getpass import getuser
+
+from pillarbox.ports import Query
+
+_FIELDS = ("side", "ids", "status", "type", "topic", "aggregate", "consumer", "since", "until", "after")
+
+
+def describe(verb: str, query: Query) -> str:
+    """Write what was asked: only the fields that were set."""
+    unset = Query()
+    fields = ((name, getattr(query, name)) for name in _FIELDS)
+    said = [f"{name}={_text(value)}" for name, value in fields if value != getattr(unset, name)]
+    return " ".join([verb, *said])[:1000]
+
+
+def user() -> str:
+    """Name who runs this process."""
+    try:
+        return getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

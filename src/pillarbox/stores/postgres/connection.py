@@ -1,0 +1,181 @@
+"""A connection to PostgreSQL that is opened anew when it broke, keeps no state in its session, and speaks our errors.
+
+Every statement commits by itself, so it works through a pooler in transaction mode. Nothing is prepared: a pooler would
+lose it; plans that matter are kept inside functions.
+"""
+
+import asyncio
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pillarbox.core.retry import words_of
+from pillarbox.errors import ConfigError, LaneLost, MissingExtra, SchemaMismatch, StoreError, StoreUnavailable
+
+try:
+    import psycopg
+    from psycopg import errors
+    from psycopg.adapt import Loader
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+except ImportError as error:
+    raise MissingExtra("postgres", "a postgresql:// database") from error
+
+OLDEST = 140000
+STATEMENT_TIMEOUT = 30.0
+"""Seconds that a statement may take, unless told otherwise."""
+LOST = "PB001"
+"""SQLSTATE of our own functions: what the relay has in memory does not hold any more."""
+_QUIET_NETWORK = {"connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
+_MISCONFIGURED = ("password authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_instant = struct.Struct("!q").unpack
+
+Rows = list[tuple[Any, ...]]
+
+
+class _InUtc(Loader):
+    """Reads instants in UTC, whatever time zone the server has for us."""
+
+    format = psycopg.pq.Format.BINARY
+
+    def load(self, data: Any) -> datetime:
+        return _EPOCH + timedelta(0, 0, _instant(data)[0])
+
+
+class Connection:
+    """One connection, in autocommit; statements run one after the other."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._conninfo = conninfo(url, name)
+        self._connection: psycopg.AsyncConnection[Any] | None = None
+        self._busy = asyncio.Lock()
+        self._warnings: list[str] = []
+        self.direct_backend: tuple[int, datetime] | None = None
+        """Pid and start of our backend, if no pooler stands between."""
+
+    async def open(self) -> None:
+        """Connect. Raises StoreUnavailable or ConfigError."""
+        with failures():
+            await self._connect()
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+    async def run(self, sql: str, parameters: Sequence[Any] = (), *, timeout: float = STATEMENT_TIMEOUT) -> Rows:
+        """Run one statement in a transaction of its own; give its rows. A connection that broke is closed."""
+        async with self._busy:
+            self._warnings.clear()
+            try:
+                with failures():
+                    connection = self._connection or await self._connect()
+                    async with asyncio.timeout(timeout):
+                        cursor = await connection.execute(sql, parameters, binary=True)
+                    return await cursor.fetchall() if cursor.description else []
+            except BaseException:
+                await self._after_failure()
+                raise
+
+    async def run_sure(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
+        """Run a statement whose commit must be beyond doubt: a warning counts as failure. (A commit that was cancelled
+        while it waited for a synchronous standby reports success, with a warning.)"""
+        rows = await self.run(sql, parameters)
+        if self._warnings:
+            raise LaneLost(f"the database warned, so its commit is in doubt: {self._warnings[0]}")
+        return rows
+
+    async def run_script(self, script: str, *, timeout: float = STATEMENT_TIMEOUT) -> None:
+        """Run several statements without parameters in one transaction."""
+        async with self._busy:
+            try:
+                with failures():
+                    connection = self._connection or await self._connect()
+                    async with asyncio.timeout(timeout):
+                        await connection.execute(script.encode())
+            except BaseException:
+                await self._after_failure()
+                raise
+
+    async def _connect(self) -> "psycopg.AsyncConnection[Any]":
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        self._connection = connection
+        connection.add_notice_handler(self._notice)
+        if connection.info.parameter_status("TimeZone") not in ("UTC", "Etc/UTC"):
+            connection.adapters.register_loader("timestamptz", _InUtc)
+        if connection.info.server_version < OLDEST:
+            raise ConfigError(
+                f"database: PostgreSQL {connection.info.server_version // 10000} is too old: 14 or later is needed"
+            )
+        cursor = await connection.execute(
+            "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()", binary=True
+        )
+        row = await cursor.fetchone()
+        direct = row is not None and row[0] == connection.info.backend_pid
+        self.direct_backend = (row[0], row[1]) if direct and row is not None else None
+        return connection
+
+    def _notice(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        if diagnostic.severity_nonlocalized == "WARNING":
+            self._warnings.append(diagnostic.message_primary or "a warning without words")
+
+    async def _after_failure(self) -> None:
+        """Let go of a connection whose state is not known."""
+        connection = self._connection
+        if connection is not None and (
+            connection.closed or connection.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+        ):
+            self._connection = None
+            self.direct_backend = None  # the next one has another backend: naming this one would tell of our death
+            await connection.close()
+
+
+def conninfo(url: str, name: str) -> str:
+    """Complete what the URL says: who we are, and how soon a dead network is noticed."""
+    try:
+        given = conninfo_to_dict(url)
+    except psycopg.ProgrammingError as error:
+        raise ConfigError("database: what was given is no PostgreSQL URL: postgresql://user@host/name") from error
+    return make_conninfo("", **{"application_name": name, **_QUIET_NETWORK, **given})
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turn what psycopg raises into our errors, most specific first."""
+    try:
+        yield
+    except TimeoutError as error:
+        raise StoreUnavailable("PostgreSQL did not answer in time") from error
+    except (errors.UndefinedTable, errors.UndefinedFunction, errors.InvalidSchemaName, errors.UndefinedColumn) as error:
+        raise SchemaMismatch(
+            f"the Pillarbox tables are not as they should be ({_first_line(error)}): run pillarbox migrate up"
+        ) from error
+    except errors.InsufficientPrivilege as error:
+        raise StoreError(
+            f"PostgreSQL refuses: {_first_line(error)}; `pillarbox migrate sql --roles` prints what grants the rights"
+        ) from error
+    except (errors.ReadOnlySqlTransaction, errors.FeatureNotSupported) as error:
+        raise StoreUnavailable(f"PostgreSQL takes no writes here, it may be a standby: {_first_line(error)}") from error
+    except (
+        errors.SerializationFailure,
+        errors.DeadlockDetected,
+        errors.LockNotAvailable,
+        errors.QueryCanceled,
+    ) as error:
+        raise StoreUnavailable(f"PostgreSQL: {_first_line(error)}") from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        words = _first_line(error)
+        if any(sign in words for sign in _MISCONFIGURED):
+            raise ConfigError(f"database: {words}") from error
+        raise StoreUnavailable(f"PostgreSQL is away: {words}") from error
+    except psycopg.Error as error:
+        if error.sqlstate == LOST:
+            raise LaneLost("another relay has taken lanes, or the server is not the one it was") from error
+        raise StoreError(f"PostgreSQL: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return words_of(error).strip().splitlines()[0]

@@ -1,0 +1,89 @@
+"""What an operator does: retry, drop, replay, pause, resume. Each is one statement and leaves a line in the audit."""
+
+from collections.abc import Sequence
+
+from pillarbox.ports import Pause, Query, Status
+from pillarbox.stores.audit import describe, user
+from pillarbox.stores.postgres.connection import Connection
+from pillarbox.stores.postgres.records import Finder
+
+_EVENT = (
+    "event_id, aggregate_type, aggregate_id, event_type, topic, payload, body, content_type, headers, idempotency_key,"
+    " number, available_at, occurred_at, created_at"
+)
+
+
+class Mending:
+    """Changes what becomes of events, beside running relays."""
+
+    def __init__(self, place: str, finder: Finder) -> None:
+        self._p, self._finder = place, finder
+
+    async def retry(self, connection: Connection, query: Query) -> int:
+        """Make dead and waiting events due now, with all their tries."""
+        change = f"state = 'retrying', due_at = {self._p}now(), attempts = 0"
+        return await self._change(connection, "retry", query, ("dead", "retrying", "delayed"), change)
+
+    async def drop(self, connection: Connection, query: Query) -> int:
+        """Forget dead events; those that wait too, if they are named."""
+        states: Sequence[Status] = ("dead", "retrying", "blocked", "delayed") if query.ids else ("dead",)
+        change = f"state = 'dropped', settled_at = {self._p}now(), due_at = NULL"
+        return await self._change(connection, "drop", query, states, change)
+
+    async def _change(
+        self, connection: Connection, verb: str, query: Query, among: Sequence[Status], change: str
+    ) -> int:
+        """Change the rows of the parking lot that a query means, of those in one of these states."""
+        table, id = ("inbox_parked", "id") if query.side == "inbox" else ("parked", "parked_id")
+        status = [state for state in among if not query.status or state in query.status]
+        states = [*status, *(["suspect"] if "retrying" in status else [])]  # an inbox's suspect shows as retrying
+        chosen = self._finder.chosen(f"{id} AS parked", query, status)
+        [[count]] = await connection.run(
+            f"WITH chosen AS MATERIALIZED ({chosen.sql}),"
+            # A relay may settle one of them while we wait for its row: then it is looked at again.
+            f" changed AS (UPDATE {self._p}{table} k SET {change} FROM chosen"
+            " WHERE k.id = chosen.parked AND k.state = ANY (%s) RETURNING 1)"
+            f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM changed RETURNING count",
+            [*chosen.parameters, states, user(), describe(verb, query)],
+        )
+        return int(count)
+
+    async def replay(self, connection: Connection, query: Query) -> int:
+        """Park copies of published events, due now, outside the lines, in log order."""
+        wanted = query.side == "outbox" and (not query.status or "published" in query.status)
+        chosen = self._finder.chosen("id", query, ("published",)) if wanted else None
+        [[count]] = await connection.run(
+            f"WITH chosen AS MATERIALIZED ({chosen.sql if chosen else 'SELECT 0 AS id LIMIT 0'}),"
+            f" copied AS (INSERT INTO {self._p}parked (state, due_at, replay, position, lane, {_EVENT})"
+            f" SELECT 'delayed', {self._p}now(), true, id, lane, {_EVENT} FROM ("
+            f"SELECT id, lane, {_EVENT} FROM {self._p}archive WHERE id = ANY (ARRAY(SELECT id FROM chosen)) UNION ALL"
+            f" SELECT id, lane, {_EVENT} FROM {self._p}outbox WHERE id = ANY (ARRAY(SELECT id FROM chosen))) them"
+            " ORDER BY id RETURNING 1)"
+            f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM copied RETURNING count",
+            [*(chosen.parameters if chosen else []), user(), describe("replay", query)],
+        )
+        return int(count)
+
+    async def pause(self, connection: Connection, topic: str, who: str, why: str) -> Pause | None:
+        """Pause a topic; if it is paused already, change nothing and give that pause."""
+        while True:
+            added = await connection.run(
+                f"WITH added AS (INSERT INTO {self._p}pauses (topic, who, why) VALUES (%s, %s, %s)"
+                " ON CONFLICT DO NOTHING RETURNING who)"
+                f" INSERT INTO {self._p}audit (who, what, count) SELECT who, %s, 1 FROM added RETURNING n",
+                [topic, who, why, f"pause topic={topic}"],
+            )
+            if added:
+                return None
+            rows = await connection.run(f"SELECT topic, since, who, why FROM {self._p}pauses WHERE topic = %s", [topic])
+            if rows:  # else it was resumed in between
+                return Pause(*rows[0])
+
+    async def resume(self, connection: Connection, topic: str) -> bool:
+        """End a pause."""
+        [[count]] = await connection.run(
+            f"WITH ended AS (DELETE FROM {self._p}pauses WHERE topic = %s RETURNING 1)"
+            f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM ended RETURNING count",
+            [topic, user(), f"resume topic={topic}"],
+        )
+        return bool(count)

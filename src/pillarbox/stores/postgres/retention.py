@@ -1,0 +1,24 @@
+"""Retention: one bounded batch per call, in one transaction, by the database's own clock. The rules are in SQL."""
+
+from pillarbox.ports import Retention
+from pillarbox.stores.postgres.connection import Connection
+
+BATCH = 5_000
+WALK = 100_000
+"""So many rows that must stay are walked over in one transaction, before the next one goes on."""
+
+
+class Pruner:
+    """Deletes what has been settled for long enough; several at once do the work of one."""
+
+    def __init__(self, place: str) -> None:
+        self._p = place
+
+    async def prune(self, connection: Connection, retention: Retention) -> int:
+        """Delete a batch of everything that is old enough; give how many rows went."""
+        sql = f"SELECT pruned, unfinished FROM {self._p}prune(%s, %s, %s, %s, %s)"
+        kept = [retention.published, retention.archive, retention.inbox]
+        while True:
+            [[pruned, unfinished]] = await connection.run(sql, [*kept, BATCH, WALK])
+            if pruned or not unfinished:
+                return int(pruned)

@@ -1,0 +1,30 @@
+"""Rows → entries. The columns of outbox, parked and archive have the same names, so one list reads all three."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pillarbox.core.entry import Entry
+
+COLUMNS = (
+    "event_id::text, aggregate_type, aggregate_id, event_type, topic, payload::text, body,"
+    " content_type, headers::text, idempotency_key, number, available_at, occurred_at, created_at"
+)
+"""The event's columns in Entry's order, after its position; payload and body apart."""
+
+
+def entry_of(row: Iterable[Any]) -> Entry:
+    """Make an entry of a row (position, then COLUMNS)."""
+    [entry] = entries_of((row,))
+    return entry
+
+
+def entries_of(rows: Iterable[Iterable[Any]]) -> list[Entry]:
+    """Make entries of rows (position, then COLUMNS)."""
+    return [
+        Entry(
+            position, event_id, kind, id, event_type, topic, body if payload is None else payload, content_type,
+            headers, key, number, available_at, occurred_at, created_at,
+        )
+        for position, event_id, kind, id, event_type, topic, payload, body, content_type, headers, key, number,
+            available_at, occurred_at, created_at in rows
+    ]  # fmt: skip

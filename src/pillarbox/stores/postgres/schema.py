@@ -1,0 +1,104 @@
+"""The tables: numbered files, each version applied in one transaction; which one is there stands in the meta table."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from itertools import groupby
+
+from pillarbox.errors import SchemaMismatch
+from pillarbox.ports import SchemaStatus
+from pillarbox.stores.postgres.connection import Connection
+
+_FILES = sorted(
+    (file for file in files("pillarbox.stores.postgres").joinpath("schema").iterdir() if file.name.endswith(".sql")),
+    key=lambda file: file.name,
+)
+_VERSIONS = [list(group) for _, group in groupby(_FILES, key=lambda file: file.name[:4])]
+NEEDED = len(_VERSIONS)
+CURE = "run pillarbox migrate up --database …"
+LOCK_TIMEOUT = "5s"
+"""A migration that waited for a lock would make every writer behind it wait too."""
+
+
+class Tables:
+    """All tables with one prefix, in one schema."""
+
+    def __init__(self, schema: str, prefix: str) -> None:
+        self._schema, self._prefix = schema, prefix
+        self.place = f"{schema}.{prefix}"
+
+    async def status(self, connection: Connection) -> SchemaStatus:
+        """Look which version is there (0: none) and which is needed."""
+        [[there]] = await connection.run("SELECT to_regclass(%s) IS NOT NULL", [f"{self.place}meta"])
+        if not there:
+            return SchemaStatus(0, NEEDED)
+        rows = await connection.run(f"SELECT value FROM {self.place}meta WHERE name = 'schema'")
+        return SchemaStatus(int(rows[0][0]) if rows else 0, NEEDED)
+
+    async def check(self, connection: Connection) -> None:
+        """Raise SchemaMismatch unless the tables are as needed."""
+        version = (await self.status(connection)).version
+        self._refuse_future(version)
+        if version == 0:
+            raise SchemaMismatch(f"there are no Pillarbox tables in the schema {self._schema}: {CURE}")
+        if version < NEEDED:
+            raise SchemaMismatch(f"the tables have version {version}, needed is {NEEDED}: {CURE}")
+
+    async def up(self, connection: Connection) -> Sequence[int]:
+        """Apply what is missing; two processes that do it at once apply each version once."""
+        status = await self.status(connection)
+        self._refuse_future(status.version)
+        applied = []
+        for version in range(status.version + 1, NEEDED + 1):
+            await connection.run_script(self._guarded(version), timeout=300)
+            applied.append(version)
+        return applied
+
+    def sql(self) -> str:
+        """Give the script for an empty database."""
+        return "".join(f"BEGIN;\n{self._script(version)}COMMIT;\n" for version in range(1, NEEDED + 1))
+
+    def _guarded(self, version: int) -> str:
+        """Write one version as a transaction that waits for another migration, and does nothing if that one did it."""
+        # The lock's number is that of the place's name, so outboxes in other schemas do not wait.
+        return f"""
+            BEGIN;
+            SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';
+            SELECT pg_advisory_xact_lock(hashtextextended('{self.place}migrate', 0));
+            DO $pillarbox$ DECLARE there int := 0; BEGIN
+                IF to_regclass('{self.place}meta') IS NOT NULL THEN
+                    EXECUTE $text$SELECT value::int FROM {self.place}meta WHERE name = 'schema'$text$ INTO there;
+                END IF;
+                IF coalesce(there, 0) < {version} THEN
+                    EXECUTE $pillarbox_body${self._script(version)}$pillarbox_body$;
+                END IF;
+            END $pillarbox$;
+            COMMIT;
+        """
+
+    def _refuse_future(self, version: int) -> None:
+        if version > NEEDED:
+            raise SchemaMismatch(
+                f"the tables have version {version}, from the future: this release knows {NEEDED};"
+                " upgrade pillarbox: pip install --upgrade pillarbox"
+            )
+
+    def roles(self) -> str:
+        """Give the script that makes the three roles."""
+        return self._in_place(files("pillarbox.stores.postgres").joinpath("roles.sql").read_text())
+
+    def _in_place(self, text: str) -> str:
+        """Put the names of this outbox into a script."""
+        for name, value in (
+            ("{sequence}", f"{self.place}outbox_id_seq"),
+            ("{p}", self.place),
+            ("{prefix}", self._prefix),
+            ("{schema}", self._schema),
+        ):
+            text = text.replace(name, value)
+        return text
+
+    def _script(self, version: int) -> str:
+        return self._in_place("".join(file.read_text() for file in _VERSIONS[version - 1])) + (
+            f"INSERT INTO {self.place}meta (name, value) VALUES ('schema', '{version}')"
+            " ON CONFLICT (name) DO UPDATE SET value = excluded.value;\n"
+        )

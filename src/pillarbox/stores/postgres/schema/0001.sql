@@ -1,0 +1,245 @@
+-- Pillarbox on PostgreSQL 14 to 18, version 1. {p} stands for the schema and the tables' prefix ("public.pillarbox_").
+
+-- The log: only ever inserted into by applications, only ever deleted from by retention. Progress is a position in
+-- {p}ticks, not a column. It is there already if the application's own migrations made it.
+CREATE TABLE IF NOT EXISTS {p}outbox (
+    xid             xid8        NOT NULL DEFAULT pg_current_xact_id(),   -- before id: defaults are evaluated in this order
+    id              bigint      GENERATED ALWAYS AS IDENTITY (CACHE 1) PRIMARY KEY,
+    event_id        uuid        NOT NULL DEFAULT gen_random_uuid(),
+    aggregate_type  text        NOT NULL DEFAULT '',
+    aggregate_id    text        NOT NULL DEFAULT '',                     -- '' : no aggregate, not ordered
+    event_type      text        NOT NULL,
+    topic           text        NOT NULL,
+    payload         json,                                                -- kept byte for byte
+    body            bytea,                                               -- any other format
+    content_type    text,
+    headers         json,
+    idempotency_key text,
+    number          bigint,
+    available_at    timestamptz,
+    occurred_at     timestamptz,
+    created_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    lane            smallint    NOT NULL GENERATED ALWAYS AS (
+                        get_byte(sha256(replace(
+                            CASE WHEN aggregate_id = '' THEN event_id::text ELSE aggregate_type || ':' || aggregate_id END,
+                            '\', '\\')::bytea), 0) & 63) STORED,
+    -- What the relay could not read is refused at once.
+    CHECK ((payload IS NULL) <> (body IS NULL)),
+    CHECK (event_type <> '' AND topic <> ''),
+    CHECK (number >= 0),
+    CHECK (available_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00'),
+    CHECK (occurred_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00'),
+    CHECK (created_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00')
+);
+-- Never compressed: a row without toast is then as small as it looks, and the relay can trust its size.
+ALTER TABLE {p}outbox ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL;
+CREATE INDEX IF NOT EXISTS {prefix}outbox_xid ON {p}outbox (xid, id);
+CREATE INDEX IF NOT EXISTS {prefix}outbox_aggregate ON {p}outbox (aggregate_type, aggregate_id, id);
+CREATE INDEX IF NOT EXISTS {prefix}outbox_created ON {p}outbox USING brin (created_at) WITH (autosummarize = on);
+
+-- The time that leases, ticks and retention go by: the database's own.
+CREATE FUNCTION {p}now() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT clock_timestamp()';
+
+CREATE FUNCTION {p}cluster() RETURNS text LANGUAGE sql STABLE
+    AS 'SELECT system_identifier::text FROM pg_catalog.pg_control_system()';
+
+-- Progress, itself a log: inserted, never updated. The newest tick of a lane is its position: everything visible in s1
+-- is settled; of what is visible in s2 and not in s1, everything up to last_id is settled. With each snapshot stand x and
+-- m: the transaction of the tick that stored it (as s3) and the id that the log had reached, both drawn after the
+-- snapshot. So a row with xid > x has id > m.
+CREATE TABLE {p}ticks (
+    n         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    token     uuid        NOT NULL,
+    at        timestamptz NOT NULL DEFAULT {p}now(),
+    owner     text        NOT NULL,
+    lanes     bigint      NOT NULL,                        -- one bit a lane
+    topic     text,                                        -- set: the position of this topic alone
+    around    text[]      NOT NULL DEFAULT '{}',           -- topics with a position of their own, read around here
+    whole     boolean     NOT NULL DEFAULT false,          -- a topic's only position, for all lanes: its order is global
+    s1        pg_snapshot NOT NULL,
+    x1        xid8        NOT NULL,
+    m1        bigint      NOT NULL,
+    s2        pg_snapshot NOT NULL,
+    x2        xid8        NOT NULL,
+    m2        bigint      NOT NULL,
+    last_id   bigint      NOT NULL DEFAULT 0,
+    floor_id  bigint      NOT NULL DEFAULT 0,
+    published integer     NOT NULL DEFAULT 0,
+    failed    integer     NOT NULL DEFAULT 0,
+    closed    boolean     NOT NULL DEFAULT false,          -- the detour has met the main line here and is over
+    cluster   text        NOT NULL,
+    s3        pg_snapshot,                                 -- the snapshot that this tick stores, for the next batch
+    m3        bigint,
+    x3        xid8
+);
+CREATE INDEX {prefix}ticks_topic ON {p}ticks (topic, n) WHERE topic IS NOT NULL;
+CREATE INDEX {prefix}ticks_main ON {p}ticks (n) WHERE topic IS NULL;
+CREATE INDEX {prefix}ticks_at ON {p}ticks (at);
+CREATE INDEX {prefix}ticks_published ON {p}ticks (n) WHERE published > 0;
+
+-- Who may read what. The epoch, a random value, fences the bookkeeping of a former holder.
+CREATE TABLE {p}lanes (
+    lane      smallint PRIMARY KEY,
+    owner     text,
+    epoch     bigint   NOT NULL,
+    crashes   integer  NOT NULL DEFAULT 0,                 -- holders in a row that died before the position moved
+    suspect   bigint,                                      -- the event that was about to be sent, in careful mode
+    suspected integer  NOT NULL DEFAULT 0                  -- how often in a row it was that one
+) WITH (fillfactor = 50);
+CREATE TABLE {p}relays (
+    name          text        PRIMARY KEY,
+    seen_at       timestamptz NOT NULL,
+    expires_at    timestamptz NOT NULL,
+    pid           integer,                                 -- its backend, if the connection is a direct one
+    backend_start timestamptz,
+    away_since    timestamptz,
+    away_error    text
+) WITH (fillfactor = 50);
+
+-- Kept aside: a copy of each event that failed, waits behind one that failed, or is delayed.
+-- state: retrying, blocked, dead, delayed; and, until retention takes them, published and dropped.
+CREATE TABLE {p}parked (
+    id              bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    position        bigint      NOT NULL,                  -- its id in the outbox
+    lane            smallint    NOT NULL,
+    state           text        NOT NULL,
+    line            text,                                  -- JSON [topic, aggregate type, aggregate id]; null: outside the order
+    due_at          timestamptz,
+    attempts        integer     NOT NULL DEFAULT 0,
+    last_error      text,
+    parked_at       timestamptz NOT NULL DEFAULT {p}now(),
+    settled_at      timestamptz,                           -- when it was published or dropped
+    replay          boolean     NOT NULL DEFAULT false,    -- it was published before, and is published again
+    event_id        uuid        NOT NULL,
+    aggregate_type  text        NOT NULL,
+    aggregate_id    text        NOT NULL,
+    event_type      text        NOT NULL,
+    topic           text        NOT NULL,
+    payload         json,
+    body            bytea,
+    content_type    text,
+    headers         json,
+    idempotency_key text,
+    number          bigint,
+    available_at    timestamptz,
+    occurred_at     timestamptz,
+    created_at      timestamptz NOT NULL
+);
+ALTER TABLE {p}parked ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL;
+CREATE INDEX {prefix}parked_line ON {p}parked (line, id) INCLUDE (state, due_at, lane)
+    WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
+CREATE INDEX {prefix}parked_free ON {p}parked (due_at, id) WHERE line IS NULL AND state IN ('retrying', 'delayed');
+CREATE INDEX {prefix}parked_position ON {p}parked (position);
+CREATE INDEX {prefix}parked_state ON {p}parked (state, settled_at);
+
+-- Gap-free numbers, one counter per aggregate; idempotency keys, with a retention of their own.
+CREATE TABLE {p}numbers (
+    aggregate_type text   NOT NULL,
+    aggregate_id   text   NOT NULL,
+    last           bigint NOT NULL,
+    PRIMARY KEY (aggregate_type, aggregate_id)
+) WITH (fillfactor = 70);
+CREATE TABLE {p}keys (
+    key        text        PRIMARY KEY,
+    event_id   uuid        NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT {p}now()
+);
+CREATE INDEX {prefix}keys_age ON {p}keys (created_at);
+
+CREATE TABLE {p}pauses (
+    topic text        PRIMARY KEY,
+    since timestamptz NOT NULL DEFAULT {p}now(),
+    who   text        NOT NULL,
+    why   text        NOT NULL
+);
+
+-- What retention moves out of the log instead of deleting it, if an archive is asked for.
+CREATE TABLE {p}archive (
+    id              bigint      PRIMARY KEY,
+    event_id        uuid        NOT NULL,
+    aggregate_type  text        NOT NULL,
+    aggregate_id    text        NOT NULL,
+    event_type      text        NOT NULL,
+    topic           text        NOT NULL,
+    payload         json,
+    body            bytea,
+    content_type    text,
+    headers         json,
+    idempotency_key text,
+    number          bigint,
+    available_at    timestamptz,
+    occurred_at     timestamptz,
+    created_at      timestamptz NOT NULL,
+    lane            smallint    NOT NULL,
+    status          text        NOT NULL,
+    attempts        integer     NOT NULL DEFAULT 0,
+    last_error      text,
+    published_at    timestamptz,
+    archived_at     timestamptz NOT NULL DEFAULT {p}now()
+);
+CREATE INDEX {prefix}archive_event ON {p}archive (event_id);
+CREATE INDEX {prefix}archive_aggregate ON {p}archive (aggregate_type, aggregate_id, id);
+CREATE INDEX {prefix}archive_age ON {p}archive (archived_at);
+
+CREATE TABLE {p}audit (
+    n     bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at    timestamptz NOT NULL DEFAULT {p}now(),
+    who   text        NOT NULL,
+    what  text        NOT NULL,
+    count bigint      NOT NULL
+);
+
+-- Receiving: which events a consumer has handled, the last number of each aggregate, and what is kept aside.
+CREATE TABLE {p}inbox (
+    consumer   text        NOT NULL,
+    event_id   text        NOT NULL,
+    handled_at timestamptz NOT NULL DEFAULT {p}now(),
+    PRIMARY KEY (consumer, event_id)
+);
+CREATE INDEX {prefix}inbox_age ON {p}inbox (handled_at);
+CREATE TABLE {p}inbox_numbers (
+    consumer       text   NOT NULL,
+    aggregate_type text   NOT NULL,
+    aggregate_id   text   NOT NULL,
+    last           bigint NOT NULL,
+    PRIMARY KEY (consumer, aggregate_type, aggregate_id)
+) WITH (fillfactor = 70);
+-- state: suspect (counted before the handler, because a process died with it), retrying, blocked, dead;
+-- and, until retention takes them, handled and dropped.
+CREATE TABLE {p}inbox_parked (
+    id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    consumer       text        NOT NULL,
+    event_id       text        NOT NULL,
+    state          text        NOT NULL,
+    line           text,
+    due_at         timestamptz,
+    attempts       integer     NOT NULL DEFAULT 0,
+    last_error     text,
+    traceback      text,
+    parked_at      timestamptz NOT NULL DEFAULT {p}now(),
+    settled_at     timestamptz,
+    topic          text        NOT NULL,
+    key            text,
+    headers        text        NOT NULL,
+    body           bytea       NOT NULL,
+    aggregate_type text        NOT NULL,
+    aggregate_id   text        NOT NULL,
+    event_type     text        NOT NULL,
+    UNIQUE (consumer, event_id)
+);
+CREATE INDEX {prefix}inbox_parked_line ON {p}inbox_parked (consumer, line, id)
+    WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
+CREATE INDEX {prefix}inbox_parked_due ON {p}inbox_parked (consumer, due_at) WHERE state = 'retrying';
+CREATE INDEX {prefix}inbox_parked_state ON {p}inbox_parked (state, settled_at);
+
+CREATE TABLE {p}meta (
+    name  text PRIMARY KEY,
+    value text NOT NULL
+);
+
+INSERT INTO {p}lanes (lane, epoch) SELECT lane, 0 FROM generate_series(0, 63) lane;
+
+-- A lane without any tick is refused, never begun at zero. This one has settled nothing: what the log holds already,
+-- if the application's own migrations made it, is published.
+INSERT INTO {p}ticks (token, owner, lanes, s1, x1, m1, s2, x2, m2, cluster)
+    VALUES (gen_random_uuid(), 'migrate', -1, '3:3:', '2', 0, '3:3:', '2', 0, {p}cluster());

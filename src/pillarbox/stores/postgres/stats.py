@@ -1,0 +1,126 @@
+"""The outbox at a glance. Every count has a bound, and none walks over the settled part of the log."""
+
+from datetime import datetime
+from typing import Any
+
+from pillarbox.core.routing import LANES
+from pillarbox.ports import Away, FullLot, Pause, RelaySeen, Stats
+from pillarbox.stores.postgres.connection import Connection
+from pillarbox.stores.postgres.parking import IN_LINE, ROOM
+from pillarbox.stores.postgres.records import Finder
+
+COUNTED = 10_000
+WALK = 100_000
+"""So many rows beyond a position are looked at: behind an old position of a paused topic lies everybody else's log."""
+HEADS = 20
+ELSEWHERE = (
+    "this database was copied from another cluster, whose transaction ids mean nothing here: make sure that no relay"
+    " runs on the old one, then run `pillarbox adopt`"
+)
+
+
+class Overview:
+    """Counts, the heads of blocked lines, pauses and relays."""
+
+    def __init__(self, place: str, finder: Finder) -> None:
+        self._p, self._finder = place, finder
+
+    async def stats(self, connection: Connection) -> Stats:
+        """Look at the whole."""
+        pending, exact, oldest, by_topic = await self._pending(connection)
+        retrying, blocked, delayed, dead, inbox_dead, receives, last_published = await self._counts(connection)
+        return Stats(
+            pending=pending,
+            pending_exact=exact,
+            oldest_pending_at=oldest,
+            retrying=retrying,
+            blocked=blocked,
+            delayed=delayed,
+            dead=dead,
+            last_published_at=last_published,
+            heads=await self._finder.heads(connection, HEADS),
+            pauses=await self._pauses(connection),
+            relays=await self._relays(connection),
+            pending_by_topic=by_topic,
+            inbox_dead=inbox_dead,
+            receives=receives,
+            stopped=await self._stopped(connection),
+            full=await self._full(connection),
+        )
+
+    async def _pending(self, connection: Connection) -> tuple[int, bool, datetime | None, dict[str, int]]:
+        """Count what is beyond the positions, up to COUNTED; whether that is all, the oldest, and how many by topic."""
+        rows = await connection.run(
+            f"WITH found AS MATERIALIZED (SELECT * FROM {self._p}pending(%s, %s)),"
+            " first AS (SELECT * FROM found WHERE id IS NOT NULL ORDER BY id LIMIT %s)"
+            " SELECT topic, count(*), min(created_at),"
+            " (SELECT count(*) FROM found WHERE id IS NOT NULL), EXISTS (SELECT 1 FROM found WHERE id IS NULL)"
+            " FROM first GROUP BY topic UNION ALL"
+            " SELECT NULL, 0, NULL, 0, EXISTS (SELECT 1 FROM found WHERE id IS NULL)",
+            [COUNTED + 1, WALK, COUNTED],
+        )
+        by_topic = {row[0]: row[1] for row in rows if row[0] is not None}
+        exact = not any(row[3] > COUNTED or row[4] for row in rows)
+        return sum(by_topic.values()), exact, min((row[2] for row in rows if row[2]), default=None), by_topic
+
+    async def _counts(self, connection: Connection) -> tuple[Any, ...]:
+        def count(table: str, state: str) -> str:
+            return (
+                f"(SELECT count(*) FROM (SELECT 1 FROM {self._p}{table} WHERE state = '{state}' LIMIT {COUNTED}) them)"
+            )
+
+        states = ", ".join(count("parked", state) for state in ("retrying", "blocked", "delayed", "dead"))
+        # Not max(): the newest tick is the last one that published, whatever the clock did in between.
+        [row] = await connection.run(
+            f"SELECT {states}, {count('inbox_parked', 'dead')},"
+            f" EXISTS (SELECT 1 FROM {self._p}inbox) OR EXISTS (SELECT 1 FROM {self._p}inbox_parked), greatest("
+            f"(SELECT at FROM {self._p}ticks WHERE published > 0 ORDER BY n DESC LIMIT 1),"
+            f" (SELECT settled_at FROM {self._p}parked WHERE state = 'published' AND settled_at IS NOT NULL"
+            " ORDER BY settled_at DESC LIMIT 1))"
+        )
+        return row
+
+    async def _pauses(self, connection: Connection) -> list[Pause]:
+        rows = await connection.run(f"SELECT topic, since, who, why FROM {self._p}pauses ORDER BY topic")
+        return [Pause(*row) for row in rows]
+
+    async def _relays(self, connection: Connection) -> list[RelaySeen]:
+        rows = await connection.run(
+            f"SELECT r.name, r.seen_at, CASE WHEN r.expires_at > {self._p}now() AND NOT {self._p}lives(r)"
+            " THEN r.seen_at ELSE r.expires_at END,"
+            f" (SELECT count(*) FROM {self._p}lanes l WHERE l.owner = r.name), r.away_since, r.away_error"
+            f" FROM {self._p}relays r ORDER BY r.seen_at DESC, r.name"
+        )
+        return [
+            RelaySeen(name, seen_at, until, lanes, None if since is None else Away(since, error or ""))
+            for name, seen_at, until, lanes, since, error in rows
+        ]
+
+    async def _stopped(self, connection: Connection) -> str | None:
+        [[with_tick, elsewhere]] = await connection.run(
+            "SELECT bit_or(lanes) FILTER (WHERE topic IS NULL),"
+            f" bool_or(cluster <> {self._p}cluster()) FROM {self._p}positions(-1)"
+        )
+        without = [lane for lane in range(LANES) if not (with_tick or 0) >> lane & 1]
+        if without:
+            return (
+                f"{self._p}ticks holds no position for the lanes {', '.join(map(str, without))}; restore the table, or"
+                " everything would be published again"
+            )
+        return ELSEWHERE if elsewhere else None
+
+    async def _full(self, connection: Connection) -> FullLot | None:
+        """Look for a lane in which so many stand that it is read no further, and for its longest line."""
+        rows = await connection.run(
+            "SELECT standing, (array_agg(first ORDER BY count DESC))[1], max(count) FROM ("
+            "SELECT lane, count(*) AS count, min(id) AS first,"
+            " (sum(count(*)) OVER (PARTITION BY lane))::bigint AS standing"
+            f" FROM {self._p}parked WHERE {IN_LINE} GROUP BY lane, line) lines"
+            " WHERE standing >= %s GROUP BY lane, standing ORDER BY standing DESC LIMIT 1",
+            [ROOM],
+        )
+        for standing, first, longest in rows:
+            [[position]] = await connection.run(f"SELECT position FROM {self._p}parked WHERE id = %s", [first])
+            if head := await self._finder.at(connection, position):
+                return FullLot(standing, head, longest - 1)
+        return None

@@ -1,0 +1,230 @@
+"""The three roles: each can do its work, and nothing else."""
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+
+from pillarbox.core.event import Event
+from pillarbox.errors import DuplicateEvent, StoreError
+from pillarbox.psycopg import Outbox
+from servers.postgres import RunningPostgres
+from tests.integration.postgres_shop import made, roles
+
+outbox = Outbox()
+EVENTS: list[Event[Any]] = [
+    Event("Placed", {}, aggregate=("order", 1)),
+    Event("Placed", {}, aggregate=("order", 1), numbered=True, idempotency_key="k", headers={"a": "b"}),
+    Event("Label", b"%PDF", content_type="application/pdf"),
+]
+TABLES = (
+    "outbox", "ticks", "lanes", "relays", "parked", "numbers", "keys", "pauses", "archive", "audit", "meta", "inbox",
+    "inbox_numbers", "inbox_parked",
+)  # fmt: skip
+As = Callable[[str], psycopg.Connection]
+
+
+@pytest.fixture(scope="module")
+def url(postgres: RunningPostgres) -> Iterator[str]:
+    name = f"roles_{uuid.uuid4().hex}"
+    url = made(postgres.create_database(name))
+    with psycopg.connect(url) as connection:
+        connection.execute(roles())
+    yield url
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def become(url: str) -> Iterator[As]:
+    """Gives a connection with the rights of one role, in autocommit."""
+    opened = []
+
+    def become(role: str) -> psycopg.Connection:
+        opened.append(psycopg.connect(url, autocommit=True))
+        opened[-1].execute(f"SET ROLE pillarbox_{role}".encode())
+        return opened[-1]
+
+    yield become
+    for connection in opened:
+        connection.close()
+
+
+def refused(connection: psycopg.Connection, statement: str) -> bool:
+    try:
+        with connection.transaction(force_rollback=True):
+            connection.execute(statement.encode())
+    except errors.InsufficientPrivilege:
+        return True
+    return False
+
+
+def test_the_script_can_be_run_again(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute(roles())
+
+
+def test_a_writer_adds_every_kind_of_event(become: As, url: str) -> None:
+    writer = become("writer")
+    with writer.transaction():
+        outbox.add(writer, EVENTS[0])
+        outbox.add(writer, EVENTS[0], EVENTS[0])
+        outbox.add(writer, *EVENTS)
+        with pytest.raises(DuplicateEvent):
+            outbox.add(writer, EVENTS[1])
+        Outbox(notify=True).add(writer, EVENTS[0])
+        writer.execute(
+            "INSERT INTO pillarbox_outbox (topic, aggregate_type, aggregate_id, event_type, payload)"
+            " VALUES ('order-events', 'order', '1', 'Placed', '{}')"
+        )
+        writer.execute("SELECT pillarbox_add('order', '1', 'P', '{}', numbered => true, idempotency_key => 'q')")
+        with writer.cursor().copy("COPY pillarbox_outbox (event_type, topic, payload) FROM STDIN") as copy:
+            copy.write_row(("Copied", "events", "{}"))
+    with psycopg.connect(url) as connection:
+        found = connection.execute("SELECT count(*), max(number) FROM pillarbox_outbox").fetchone()
+        connection.execute("DELETE FROM pillarbox_outbox; DELETE FROM pillarbox_keys")
+    assert found == (10, 2)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_writer_reads_and_changes_nothing(become: As, table: str) -> None:
+    writer, name = become("writer"), f"pillarbox_{table}"
+    column = {"ticks": "owner", "lanes": "owner", "relays": "name", "meta": "name", "keys": "key", "audit": "who"}
+    one = column.get(table, "topic" if table in ("outbox", "parked", "pauses", "archive") else "event_id")
+    one = "last" if table in ("numbers", "inbox_numbers") else one
+    assert refused(writer, f"SELECT 1 FROM {name}")
+    assert refused(writer, f"SELECT {one} FROM {name}")
+    assert refused(writer, f"UPDATE {name} SET {one} = {one}")
+    assert refused(writer, f"DELETE FROM {name}")
+    assert refused(writer, f"TRUNCATE {name}")
+    assert refused(writer, f"LOCK TABLE {name} IN ACCESS EXCLUSIVE MODE")
+    assert table == "outbox" or refused(writer, f"INSERT INTO {name} DEFAULT VALUES")
+
+
+@pytest.mark.parametrize("column", ["xid", "id", "lane"])
+def test_a_writer_cannot_forge_a_place_in_the_log(become: As, column: str) -> None:
+    writer = become("writer")
+    insert = "INSERT INTO pillarbox_outbox ({}, event_type, topic, payload) {} VALUES ({}, 'X', 't', '{{}}')"
+    override = "OVERRIDING SYSTEM VALUE" if column == "id" else ""
+    with pytest.raises((errors.InsufficientPrivilege, errors.GeneratedAlways)):
+        writer.execute(insert.format(column, override, "'5'").encode())
+    with (
+        pytest.raises((errors.InsufficientPrivilege, errors.InvalidColumnReference)),
+        writer.cursor().copy(
+            f"COPY pillarbox_outbox ({column}, event_type, topic, payload) FROM STDIN".encode()
+        ) as copy,
+    ):
+        copy.write_row(("5", "X", "t", "{}"))
+
+
+def test_a_writer_cannot_get_rows_back(become: As) -> None:
+    writer = become("writer")
+    insert = "INSERT INTO pillarbox_outbox (event_type, topic, payload) VALUES ('X', 't', '{}')"
+    assert refused(writer, f"{insert} RETURNING id")
+    assert refused(writer, f"{insert} ON CONFLICT (id) DO UPDATE SET topic = 'mine'")
+
+
+@pytest.mark.parametrize("role", ["viewer", "relay"])
+def test_nobody_else_adds_events(become: As, role: str) -> None:
+    other = become(role)
+    with other.transaction(force_rollback=True), pytest.raises(StoreError, match="the writer's role"):
+        outbox.add(other, EVENTS[0])
+    assert refused(other, "SELECT pillarbox_add('order', '1', 'Placed', '{}')")
+    assert refused(other, "SELECT pillarbox_draw_numbers('{order}', '{1}')")
+    assert refused(other, "SELECT pillarbox_take_keys('{k}', ARRAY[gen_random_uuid()])")
+
+
+@pytest.mark.parametrize("table", ["outbox", "parked", "archive"])
+@pytest.mark.parametrize("column", ["payload", "body", "headers"])
+def test_a_viewer_sees_no_contents(become: As, table: str, column: str) -> None:
+    viewer = become("viewer")
+    assert refused(viewer, f"SELECT {column} FROM pillarbox_{table}")
+    assert refused(viewer, f"SELECT * FROM pillarbox_{table}")
+    assert not refused(viewer, f"SELECT event_id, topic, event_type FROM pillarbox_{table}")
+
+
+def test_a_viewer_sees_every_other_column_of_the_log(become: As, url: str) -> None:
+    with psycopg.connect(url) as connection:
+        columns = connection.execute(
+            "SELECT string_agg(attname, ', ') FROM pg_attribute WHERE attrelid = 'pillarbox_outbox'::regclass"
+            " AND attnum > 0 AND attname NOT IN ('payload', 'body', 'headers')"
+        ).fetchone()
+    assert columns is not None
+    assert not refused(become("viewer"), f"SELECT {columns[0]} FROM pillarbox_outbox")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_viewer_changes_nothing(become: As, table: str) -> None:
+    viewer, name = become("viewer"), f"pillarbox_{table}"
+    assert refused(viewer, f"INSERT INTO {name} DEFAULT VALUES")
+    assert refused(viewer, f"DELETE FROM {name}")
+    assert refused(viewer, f"TRUNCATE {name}")
+
+
+def test_a_relay_reads_the_log_and_deletes_what_is_settled_but_never_changes_it(become: As) -> None:
+    relay = become("relay")
+    assert not refused(relay, "SELECT * FROM pillarbox_outbox")
+    assert not refused(relay, "DELETE FROM pillarbox_outbox")
+    assert not refused(relay, "SELECT last_value FROM pillarbox_outbox_id_seq")
+    assert not refused(relay, "SELECT pillarbox_cluster(), pillarbox_now()")
+    assert refused(relay, "UPDATE pillarbox_outbox SET topic = topic")
+    assert refused(relay, "INSERT INTO pillarbox_outbox (event_type, topic, payload) VALUES ('X', 't', '{}')")
+    assert refused(relay, "TRUNCATE pillarbox_outbox")
+
+
+def test_a_function_that_runs_with_its_owners_rights_cannot_be_led_astray(become: As, url: str) -> None:
+    """A table of the writer's own stands in front of ours in his search_path, with a trap behind it."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE SCHEMA trap; GRANT ALL ON SCHEMA trap TO pillarbox_writer")
+    writer = become("writer")
+    writer.execute("CREATE TABLE trap.pillarbox_keys (key text)")
+    writer.execute("CREATE FUNCTION trap.unnest(text[], uuid[]) RETURNS int LANGUAGE sql AS 'SELECT 1 / 0'")
+    writer.execute("SET search_path = trap, public")
+    with writer.transaction():
+        outbox.add(writer, EVENTS[1])
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT key FROM public.pillarbox_keys").fetchall() == [("k",)]
+        fixed = connection.execute(
+            "SELECT count(*) FROM pg_proc WHERE proname LIKE 'pillarbox%' AND prosecdef"
+            " AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)"
+        ).fetchone()
+    assert fixed == (0,)
+
+
+@pytest.fixture
+def logged_in(postgres: RunningPostgres, database: str) -> Iterator[Callable[[str], str]]:
+    """Gives the URL of a migrated database for a user with one of the roles."""
+    users = []
+    pillarbox("migrate", "up", "--database", database)
+    with psycopg.connect(database) as connection:
+        connection.execute(roles())
+
+    def log_in(role: str) -> str:
+        users.append(f"{role}_{uuid.uuid4().hex}")
+        with psycopg.connect(database) as connection:
+            connection.execute(f"CREATE ROLE {users[-1]} LOGIN IN ROLE pillarbox_{role}".encode())
+        return postgres.url(database.rpartition("/")[2], user=users[-1])
+
+    yield log_in
+    for user in users:
+        postgres.execute(f"DROP ROLE {user}")
+
+
+def pillarbox(*arguments: str) -> str:
+    command = [sys.executable, "-m", "pillarbox", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_each_role_is_enough_for_its_program(logged_in: Callable[[str], str]) -> None:
+    with psycopg.connect(logged_in("writer")) as connection:
+        outbox.add(connection, *EVENTS)
+    relayed = pillarbox("relay", "once", "--database", logged_in("relay"), "--broker", "stdout:")
+    assert relayed.count("topic") == len(EVENTS)
+    seen = pillarbox("events", "list", "--database", logged_in("viewer"))
+    assert seen.count("published") == len(EVENTS)
