@@ -5,23 +5,55 @@ import json
 import platform
 import sqlite3
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import adding, consuming, drain, latency, reading
+from benchmarks import adding, consuming, drain, latency, postgres, reading
+from benchmarks.measure import Progress as Tell
 from benchmarks.measure import Row
+from servers.postgres import Postgres
+from servers.process import STARTED
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
-ALL = {
-    "drain": drain.rows,
-    "adding": adding.rows,
-    "reading": reading.rows,
-    "consuming": consuming.rows,
-    "latency": latency.rows,
+
+
+class Bench:
+    """Where the benchmarks work: a directory, and a PostgreSQL that is started when the first one asks for it."""
+
+    def __init__(self, place: Path, quick: bool, tell: Tell) -> None:
+        self.place, self.quick, self.tell = place, quick, tell
+        self._servers = ExitStack()
+
+    @cached_property
+    def postgres(self) -> Postgres:
+        self.tell("starting PostgreSQL")
+        return self._servers.enter_context(postgres.durable_server())
+
+    def close(self) -> None:
+        self._servers.close()
+
+
+ALL: dict[str, Callable[[Bench], list[Row]]] = {
+    "drain": lambda at: drain.rows(at.place, at.quick, at.tell),
+    "adding": lambda at: adding.rows(at.place, at.quick, at.tell),
+    "reading": lambda at: reading.rows(at.place, at.quick, at.tell),
+    "consuming": lambda at: consuming.rows(at.place, at.quick, at.tell),
+    "latency": lambda at: latency.rows(at.place, at.quick, at.tell),
+    "postgres-reading": lambda at: postgres.reading_rows(at.postgres, at.quick, at.tell),
+    "postgres-drain": lambda at: postgres.drain_rows(at.postgres, at.quick, at.tell),
+    "postgres-depth": lambda at: postgres.depth_rows(at.postgres, at.quick, at.tell),
+    "postgres-latency": lambda at: postgres.latency_rows(at.postgres, at.quick, at.tell),
+    "postgres-writing": lambda at: postgres.writing_rows(at.postgres, at.quick, at.tell),
+    "postgres-takeover": lambda at: postgres.takeover_rows(at.postgres, at.place, at.quick, at.tell),
+    "postgres-idle": lambda at: postgres.idle_rows(at.postgres, at.place, at.quick, at.tell),
 }
+TOGETHER = {"sqlite": [name for name in ALL if "-" not in name], "postgres": [name for name in ALL if "-" in name]}
 
 
 def main() -> int:
@@ -34,8 +66,12 @@ def main() -> int:
     columns = SpinnerColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("")
-        for name in options.only or ALL:
-            rows += ALL[name](place, options.quick, lambda text: progress.update(task, description=text))
+        bench = Bench(place, options.quick, lambda text: progress.update(task, description=text))
+        try:
+            for name in _chosen(options.only):
+                rows += ALL[name](bench)
+        finally:
+            bench.close()
     console.print(_table(rows))
     console.print(_machine())
     if options.quick:
@@ -47,10 +83,18 @@ def main() -> int:
     return 0 if all(row.met is not False for row in rows) else 1
 
 
+def _chosen(only: list[str] | None) -> list[str]:
+    """Give the names in the order of the table, each once."""
+    wanted = {name for one in only or TOGETHER for name in TOGETHER.get(one, [one])}
+    return [name for name in ALL if name in wanted]
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smoke run of a minute: few events, nothing written")
-    parser.add_argument("--only", nargs="+", choices=list(ALL), help="run only these, and write nothing")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run of a few minutes: few events, nothing written"
+    )
+    parser.add_argument("--only", nargs="+", choices=[*TOGETHER, *ALL], help="run only these, and write nothing")
     parser.add_argument(
         "--directory",
         type=Path,
@@ -82,6 +126,7 @@ def _machine() -> str:
     return (
         f"{platform.system()} {platform.release()} {platform.machine()}, {_processor()}, "
         f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
+        + "".join(f", {server}" for server in sorted(STARTED))
     )
 
 

@@ -1,6 +1,6 @@
 """Measure: two ways of doing the same, in turns, three times; the medians and the median of the ratios count."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -13,11 +13,13 @@ Way = Callable[[Path], float]
 """Does the work in an empty directory and gives its figure: events a second, or microseconds an event."""
 Round = Callable[[Path], tuple[float, float]]
 """Does the work both ways in an empty directory and gives our figure and the reference's."""
+Sign = Literal[">=", "<="]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table. A goal bounds the ratio: from below if more is better, from above if less is."""
+    """One line of the table. A goal bounds the ratio, or the value where there is no reference: from below if more is
+    better, from above if less is."""
 
     name: str
     value: float
@@ -33,29 +35,61 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the ratio should be."""
+    """What the ratio, or the value, should be."""
 
-    sign: Literal[">=", "<="]
+    sign: Sign
     bound: float
 
     def __str__(self) -> str:
         return f"{self.sign} {self.bound:g}"
 
-    def is_met(self, ratio: float) -> bool:
-        return ratio >= self.bound if self.sign == ">=" else ratio <= self.bound
+    def is_met(self, figure: float) -> bool:
+        return figure >= self.bound if self.sign == ">=" else figure <= self.bound
 
 
 def in_turns(name: str, unit: str, both: Round, place: Path, tell: Progress, goal: Goal | None = None) -> Row:
+    """Measure both ways, round by round, each round in a directory of its own."""
+
+    def once() -> tuple[float, float]:
+        with TemporaryDirectory(dir=place) as directory:
+            return both(Path(directory))
+
+    return in_rounds(name, unit, once, tell, goal)
+
+
+def in_rounds(
+    name: str, unit: str, both: Callable[[], tuple[float, float]], tell: Progress, goal: Goal | None = None
+) -> Row:
     """Measure both ways, round by round."""
     figures = []
     for turn in range(ROUNDS):
         tell(f"{name}: round {turn + 1} of {ROUNDS}")
-        with TemporaryDirectory(dir=place) as directory:
-            figures.append(both(Path(directory)))
-    mine, theirs = (median(figure) for figure in zip(*figures, strict=True))
-    ratio = median(one / other for one, other in figures)
-    met = None if goal is None else goal.is_met(ratio)
-    return Row(name, mine, unit, theirs, ratio, None if goal is None else str(goal), met)
+        figures.append(both())
+    ours, reference = zip(*figures, strict=True)
+    return compared(name, unit, ours, reference, goal)
+
+
+def in_turn(name: str, ways: Mapping[str, Callable[[], float]], tell: Progress) -> dict[str, list[float]]:
+    """Measure several ways, one after the other, round by round."""
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(ROUNDS):
+        for way, measure in ways.items():
+            tell(f"{name}: round {turn + 1} of {ROUNDS}, {way}")
+            found[way].append(measure())
+    return found
+
+
+def compared(name: str, unit: str, ours: Sequence[float], reference: Sequence[float], goal: Goal | None = None) -> Row:
+    """Make a row of the figures of all rounds."""
+    ratio = median(one / other for one, other in zip(ours, reference, strict=True))
+    judged = (None, None) if goal is None else (str(goal), goal.is_met(ratio))
+    return Row(name, median(ours), unit, median(reference), ratio, *judged)
+
+
+def alone(name: str, unit: str, value: float, goal: Goal | None = None) -> Row:
+    """Show a figure that has no reference."""
+    judged = (None, None) if goal is None else (str(goal), goal.is_met(value))
+    return Row(name, value, unit, None, None, *judged)
 
 
 def one_after_the_other(ours: Way, reference: Way) -> Round:

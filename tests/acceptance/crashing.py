@@ -1,6 +1,9 @@
-"""A relay or a consumer that kills itself with -9 at a named moment. Run by test_crash_points.py.
+"""A relay or a consumer that kills or stops itself at a named moment. Run by test_crash_points.py.
 
-python -m tests.acceptance.crashing relay|consumer FOLDER MOMENT NTH
+python -m tests.acceptance.crashing relay|tapped|consumer FOLDER DATABASE MOMENT NTH [SIGSTOP]
+
+The broker is in the folder, the outbox in the database. A tapped relay publishes to a file of lines instead: one that
+is stopped holds no lock of that.
 """
 
 import asyncio
@@ -8,45 +11,62 @@ import os
 import signal
 import sqlite3
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from pillarbox import Consumer, Event, Relay, Settings
+from pillarbox.core.message import Message
 from pillarbox.dbapi import Inbox
 from pillarbox.settings import RelaySettings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 
 TOPIC = "order-events"
+BATCH = 40
 NEEDS_TIME = (Moment.LEASE_RENEWED, Moment.PRUNED)
 """Moments that an empty outbox waits for."""
 
 
 class Killer:
-    """Listens, and kills this process when a moment comes for the nth time."""
+    """Listens, and sends this process a signal when a moment comes for the nth time."""
 
-    def __init__(self, moment: str, nth: int) -> None:
-        self._moment, self._left = moment, nth
+    def __init__(self, moment: str, nth: int, signal: signal.Signals) -> None:
+        self._moment, self._left, self._signal = moment, nth, signal
 
     def __call__(self, moment: Moment, facts: Facts) -> None:
         if moment == self._moment:
             self._left -= 1
             if not self._left:
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self._signal)
 
 
-def settings(folder: Path) -> Settings:
-    relay = RelaySettings(batch=40, lease=timedelta(seconds=2), publish_timeout=timedelta(seconds=1))
-    shop, stream = f"sqlite:///{folder / 'shop.db'}", f"sqlite:///{folder / 'stream.db'}"
-    return replace(Settings(), database=shop, broker=stream, relay=relay)
+def think(moment: Moment, facts: Facts) -> None:
+    """Let a while pass after every answer: a log stores its progress only so often."""
+    if moment is Moment.ANSWERED:
+        time.sleep(0.3)
 
 
-def relay(folder: Path, hooks: Hooks) -> Relay:
-    return Relay(settings(folder), hooks=hooks)
+def settings(folder: Path, database: str) -> Settings:
+    relay = RelaySettings(batch=BATCH, lease=timedelta(seconds=2), publish_timeout=timedelta(seconds=1))
+    return replace(Settings(), database=database, broker=f"sqlite:///{folder / 'stream.db'}", relay=relay)
 
 
-def consumer(folder: Path, hooks: Hooks) -> Consumer:
+def relay(folder: Path, database: str, hooks: Hooks) -> Relay:
+    return Relay(settings(folder, database), hooks=hooks)
+
+
+def tapped(folder: Path, database: str, hooks: Hooks) -> Relay:
+    async def publish(messages: list[Message]) -> None:
+        with (folder / "tap").open("ab", buffering=0) as tap:
+            tap.write(b"".join(message.body + b"\n" for message in messages))
+
+    return Relay(replace(settings(folder, database), broker=None), publish=publish, hooks=hooks)
+
+
+def consumer(folder: Path, database: str, hooks: Hooks) -> Consumer:
     inbox = Inbox("billing", lambda: sqlite3.connect(folder / "billing.db", timeout=10))
 
     @inbox.handler("OrderPlaced")
@@ -56,13 +76,21 @@ def consumer(folder: Path, hooks: Hooks) -> Consumer:
         if event.payload["n"] == 2 and event.delivery is not None and event.delivery.attempt == 1:
             raise ValueError("fails the first time, so that something is parked")
 
-    return Consumer(inbox, topics=[TOPIC], settings=settings(folder), hooks=hooks)
+    return Consumer(inbox, topics=[TOPIC], settings=settings(folder, database), hooks=hooks)
 
 
-def main(kind: str, folder: str, moment: str, nth: str) -> None:
-    hooks = Hooks(Killer(moment, int(nth)))
-    daemon = (relay if kind == "relay" else consumer)(Path(folder), hooks)
-    asyncio.run(daemon.run() if moment in NEEDS_TIME else daemon.run_once())
+KINDS: dict[str, Callable[[Path, str, Hooks], Relay | Consumer]]
+KINDS = {"relay": relay, "tapped": tapped, "consumer": consumer}
+
+
+def main(kind: str, folder: str, database: str, moment: str, nth: str, how: str = "SIGKILL") -> None:
+    killer = Killer(moment, int(nth), signal.Signals[how])
+    hooks = Hooks(killer, think) if moment == Moment.SETTLING else Hooks(killer)
+    daemon = KINDS[kind](Path(folder), database, hooks)
+    if how == "SIGSTOP":
+        daemon.run_forever()
+    else:
+        asyncio.run(daemon.run() if moment in NEEDS_TIME else daemon.run_once())
 
 
 if __name__ == "__main__":

@@ -1,22 +1,29 @@
-"""kill -9 at every named crash point of relay and consumer, in real processes on SQLite."""
+"""kill -9 at every named crash point, in real processes: of the relay on every database, of the consumer on SQLite."""
 
 import asyncio
+import json
+import os
 import signal
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from psycopg import connect
 
-from pillarbox import Event
-from pillarbox.dbapi import Outbox
+from pillarbox import Event, dbapi, psycopg
 from pillarbox.telemetry.hooks import CRASH_POINTS, Hooks, Moment
-from tests.acceptance.crashing import consumer, relay
+from tests.acceptance.crashing import BATCH, consumer, relay, tapped
 
 ORDERS, EACH = 20, 6
+WINDOW_AND_CHUNK = 3 * BATCH
+"""So many copies one kill or one lost lease may cost."""
 RELAY_POINTS = {
     Moment.LANES_TAKEN: 1,
     Moment.ENTRIES_READ: 2,
@@ -40,23 +47,46 @@ CONSUMER_POINTS = {
 }
 
 
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of a shop with events of twenty orders, committed in order, and some that were rolled back."""
+    if request.param == "SQLite":
+        return sqlite_shop(tmp_path)
+    database: str = request.getfixturevalue("database")
+    migrate(database)
+    with connect(database) as connection:
+        fill(connection, psycopg.Outbox())
+    return database
+
+
+def sqlite_shop(folder: Path) -> str:
+    url = f"sqlite:///{folder / 'shop.db'}"
+    migrate(url)
+    with closing(sqlite3.connect(folder / "shop.db")) as connection:
+        fill(connection, dbapi.Outbox())
+    return url
+
+
+def migrate(database: str) -> None:
+    up = [sys.executable, "-m", "pillarbox", "migrate", "up", "--database", database]
+    subprocess.run(up, check=True, capture_output=True)
+
+
+def fill(connection: Any, outbox: Any, numbers: Iterable[int] = range(EACH)) -> None:
+    for n in numbers:
+        for order in range(ORDERS):
+            outbox.add(connection, Event("OrderPlaced", {"order": order, "n": n}, aggregate=("order", order)))
+            connection.commit()
+            outbox.add(connection, Event("OrderPlaced", {"order": order, "n": 1000 + n}, aggregate=("order", order)))
+            connection.rollback()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A shop with events of twenty orders, committed in order, and some that were rolled back; a billing database."""
-    for name in ("shop", "billing"):
-        command = [sys.executable, "-m", "pillarbox", "migrate", "up", "--database", f"sqlite:///{tmp_path / name}.db"]
-        subprocess.run(command, check=True, capture_output=True)
-    billing = sqlite3.connect(tmp_path / "billing.db")
-    billing.execute("CREATE TABLE invoices (id INTEGER PRIMARY KEY, event_id TEXT, order_id INTEGER, n INTEGER)")
-    billing.close()
-    shop = sqlite3.connect(tmp_path / "shop.db")
-    for n in range(EACH):
-        for order in range(ORDERS):
-            Outbox().add(shop, Event("OrderPlaced", {"order": order, "n": n}, aggregate=("order", order)))
-            shop.commit()
-            Outbox().add(shop, Event("OrderPlaced", {"order": order, "n": 1000 + n}, aggregate=("order", order)))
-            shop.rollback()
-    shop.close()
+    """A folder with a billing database."""
+    migrate(f"sqlite:///{tmp_path / 'billing.db'}")
+    with closing(sqlite3.connect(tmp_path / "billing.db")) as billing:
+        billing.execute("CREATE TABLE invoices (id INTEGER PRIMARY KEY, event_id TEXT, order_id INTEGER, n INTEGER)")
     return tmp_path
 
 
@@ -65,39 +95,81 @@ def test_every_crash_point_has_a_test() -> None:
 
 
 @pytest.mark.parametrize("moment", RELAY_POINTS)
-def test_a_relay_killed_at_any_moment_loses_and_invents_nothing(folder: Path, moment: Moment) -> None:
-    die(folder, "relay", moment, RELAY_POINTS[moment])
-    asyncio.run(relay(folder, Hooks()).run_once())
-    wire = rows(
-        folder / "stream.db",
-        "SELECT CAST(body AS TEXT) ->> 'order', CAST(body AS TEXT) ->> 'n' FROM messages ORDER BY id",
-    )
+def test_a_relay_killed_at_any_moment_loses_and_invents_nothing(tmp_path: Path, shop: str, moment: Moment) -> None:
+    die("relay", tmp_path, shop, moment, RELAY_POINTS[moment])
+    asyncio.run(relay(tmp_path, shop, Hooks()).run_once())
+    wire = wire_of(tmp_path)
     assert_all_in_order(list(dict.fromkeys(wire)))
+    assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
+
+
+@pytest.mark.parametrize("moment", [Moment.ENTRIES_READ, Moment.BEFORE_SEND, Moment.SENT, Moment.ANSWERED])
+def test_a_relay_that_is_stopped_past_its_lease_and_woken_repeats_but_reorders_nothing(
+    tmp_path: Path, database: str, moment: Moment, until: Callable[[Callable[[], bool]], None]
+) -> None:
+    migrate(database)
+    with connect(database) as connection:
+        fill(connection, psycopg.Outbox(), range(3))
+    sleeper = subprocess.Popen(command("tapped", tmp_path, database, moment, 2, "SIGSTOP"))
+    try:
+        _, status = os.waitpid(sleeper.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status), f"it did not stop at {moment!r}"
+        with connect(database) as connection:
+            fill(connection, psycopg.Outbox(), range(3, 5))
+            asyncio.run(tapped(tmp_path, database, Hooks()).run_once())
+            sleeper.send_signal(signal.SIGCONT)
+            fill(connection, psycopg.Outbox(), [5])
+        until(lambda: len(set(tap_of(tmp_path))) == ORDERS * EACH)
+        sleeper.send_signal(signal.SIGTERM)
+        assert sleeper.wait(30) == 0
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    wire = tap_of(tmp_path)
+    assert_all_in_order(list(dict.fromkeys(wire)))
+    assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
 
 
 @pytest.mark.parametrize("moment", CONSUMER_POINTS)
 def test_a_consumer_killed_at_any_moment_applies_each_event_once(folder: Path, moment: Moment) -> None:
-    asyncio.run(relay(folder, Hooks()).run_once())
-    die(folder, "consumer", moment, CONSUMER_POINTS[moment])
+    shop = sqlite_shop(folder)
+    asyncio.run(relay(folder, shop, Hooks()).run_once())
+    die("consumer", folder, shop, moment, CONSUMER_POINTS[moment])
     deadline = Hooks()
     while len(invoices := rows(folder / "billing.db", "SELECT order_id, n FROM invoices ORDER BY id")) < ORDERS * EACH:
-        asyncio.run(consumer(folder, deadline).run_once(patience=1.5))
+        asyncio.run(consumer(folder, shop, deadline).run_once(patience=1.5))
     assert max(Counter(invoices).values()) == 1
     assert_all_in_order(invoices)
 
 
-def die(folder: Path, kind: str, moment: Moment, nth: int) -> None:
-    command = [sys.executable, "-m", "tests.acceptance.crashing", kind, str(folder), moment.value, str(nth)]
-    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+def die(kind: str, folder: Path, database: str, moment: Moment, nth: int) -> None:
+    done = subprocess.run(command(kind, folder, database, moment, nth), timeout=60, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, f"it did not die at {moment!r}: {done.stderr}"
 
 
+def command(kind: str, folder: Path, database: str, moment: Moment, nth: int, how: str = "SIGKILL") -> list[str]:
+    return [
+        sys.executable, "-m", "tests.acceptance.crashing",
+        kind, str(folder), database, moment.value, str(nth), how,
+    ]  # fmt: skip
+
+
+def wire_of(folder: Path) -> list[tuple[int, int]]:
+    return rows(
+        folder / "stream.db",
+        "SELECT CAST(body AS TEXT) ->> 'order', CAST(body AS TEXT) ->> 'n' FROM messages ORDER BY id",
+    )
+
+
 def rows(database: Path, sql: str) -> list[tuple[int, int]]:
-    connection = sqlite3.connect(database)
-    try:
+    with closing(sqlite3.connect(database)) as connection:
         return connection.execute(sql).fetchall()
-    finally:
-        connection.close()
+
+
+def tap_of(folder: Path) -> list[tuple[int, int]]:
+    """Read what went to a file of lines."""
+    lines = [json.loads(line) for line in (folder / "tap").read_bytes().splitlines()]
+    return [(line["order"], line["n"]) for line in lines]
 
 
 def assert_all_in_order(seen: list[tuple[int, int]]) -> None:

@@ -1,9 +1,10 @@
 """A writer of the torture: changes accounts under row locks, adds events about it, and writes down what it does.
 
-python -m tests.integration.postgres_writer URL DIRECTORY WRITER SECONDS
+python -m tests.integration.postgres_writer URL DIRECTORY WRITER
 
-Before a commit it writes its intent into a file of its own, after it the outcome: that, not the outbox, is what the
-checker believes. Where the connection broke at the commit, or nobody waited for the disk, the journal knows.
+It goes on until there is a file `stop` in the directory. Before a commit it writes its intent into a file of its own,
+after it the outcome: that, not the outbox, is what the checker believes. Where the connection broke at the commit, or
+nobody waited for the disk, the journal knows.
 """
 
 import json
@@ -46,20 +47,25 @@ class Writer:
     """One writer: a connection that is made anew when it breaks, and a log of what it is about to do."""
 
     def __init__(self, url: str, directory: Path, name: int) -> None:
-        self._url, self._name = url, name
+        self._url, self._name, self._stop = url, name, directory / "stop"
         self._log = (directory / "intents" / f"writer-{name}.jsonl").open("ab", buffering=0)
         self._chance = Random(name)
         self._count = 0
         self._outboxes = [Outbox(topic=topic) for topic in TOPICS]
 
-    def run(self, until: float) -> None:
-        while time.monotonic() < until:
+    def run(self) -> None:
+        while not self._stop.exists():
             try:
-                with psycopg.connect(self._url, autocommit=True, connect_timeout=5) as connection:
-                    while time.monotonic() < until:
+                with psycopg.connect(
+                    self._url, autocommit=True, connect_timeout=5, prepare_threshold=None
+                ) as connection:
+                    while not self._stop.exists():
                         self._change(connection)
                         time.sleep(self._chance.uniform(0, LONGEST_PAUSE))
-            except (StoreUnavailable, psycopg.OperationalError):  # the server is away: what it did not commit is not in the journal
+            except (
+                StoreUnavailable,
+                psycopg.OperationalError,
+            ):  # the server is away: what it did not commit is not in the journal
                 time.sleep(0.1)
 
     def _change(self, connection: psycopg.Connection[Any]) -> None:
@@ -115,8 +121,8 @@ class Writer:
         self._log.write(json.dumps(entry).encode() + b"\n")
 
 
-def main(url: str, directory: str, name: str, seconds: str) -> None:
-    Writer(url, Path(directory), int(name)).run(time.monotonic() + float(seconds))
+def main(url: str, directory: str, name: str) -> None:
+    Writer(url, Path(directory), int(name)).run()
 
 
 if __name__ == "__main__":

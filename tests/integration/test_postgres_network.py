@@ -1,4 +1,4 @@
-"""A network that fails between relay and PostgreSQL: nothing lost, order kept, few copies, and it comes back by itself."""
+"""A network that fails between relay and PostgreSQL: nothing lost, order kept, few copies, back by itself."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +14,7 @@ from pillarbox.settings import RelaySettings, Settings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import Relay
 from servers.fault_proxy import Direction, FaultProxy
-from tests.integration.postgres_world import SlowRelay, add, migrate, run
+from tests.integration.postgres_world import SlowRelay, add, migrate, run, soon
 
 BATCH = 20
 EVENTS = [f"event-{n}" for n in range(100)]
@@ -62,9 +62,7 @@ class Watched:
         self.losses += moment is Moment.LANES_LOST
 
     async def until_published(self, count: int) -> None:
-        async with asyncio.timeout(30):
-            while len(set(self.wire)) < count:
-                await asyncio.sleep(0.01)
+        await soon(lambda: len(set(self.wire)) >= count, f"{count} events are published")
 
 
 @asynccontextmanager
@@ -96,6 +94,10 @@ async def test_a_relay_comes_back_by_itself_and_loses_nothing(
         assert len(watched.wire) - len(EVENTS) <= watched.losses * 3 * BATCH
 
 
+def newest_tick(database: str) -> int:
+    return int(run(database, "SELECT max(n) FROM pillarbox_ticks")[0][0])
+
+
 async def test_a_tick_whose_answer_was_lost_gives_nothing_out_and_skips_nothing(
     database: str, through: str, network: FaultProxy
 ) -> None:
@@ -103,11 +105,10 @@ async def test_a_tick_whose_answer_was_lost_gives_nothing_out_and_skips_nothing(
         await relay.store.take()
         await relay.carry()
         add(database, *EVENTS[:5])
-        [[before]] = run(database, "SELECT max(n) FROM pillarbox_ticks")
+        before = newest_tick(database)
         network.lose_answers()
         reading = asyncio.create_task(relay.read())
-        while run(database, "SELECT max(n) FROM pillarbox_ticks") == [(before,)]:
-            await asyncio.sleep(0.01)
+        await soon(lambda: newest_tick(database) > before, "the tick is committed")
         network.heal()
         with pytest.raises(LaneLost):
             await reading
@@ -123,11 +124,10 @@ async def test_what_was_settled_is_not_sent_again_although_the_answer_was_lost(
         add(database, *EVENTS[:5])
         entries = await relay.read()
         relay.publish(entries)
-        [[before]] = run(database, "SELECT max(n) FROM pillarbox_ticks")
+        before = newest_tick(database)
         network.lose_answers()
         settling = asyncio.create_task(relay.settle(entries))
-        while run(database, "SELECT max(n) FROM pillarbox_ticks") == [(before,)]:
-            await asyncio.sleep(0.01)
+        await soon(lambda: newest_tick(database) > before, "the tick is committed")
         network.heal()
         with pytest.raises(LaneLost):
             await settling

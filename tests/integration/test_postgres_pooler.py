@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode: relays, the admin service and applications share sessions and leave nothing in them."""
+"""PgBouncer in transaction mode: relays, the admin service and applications leave nothing in the shared sessions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -20,7 +20,7 @@ from pillarbox.wiring import Relay, open_admin
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
 from tests.conftest import installed, skip_unless_ours
-from tests.integration.postgres_world import LEAKS, migrate
+from tests.integration.postgres_world import LEAKS, migrate, run, soon
 
 SESSIONS = 10
 """PgBouncer keeps so many for one database; all of them are looked at."""
@@ -59,17 +59,13 @@ async def sessions(url: str) -> Sessions:
             connection = await psycopg.AsyncConnection.connect(url, prepare_threshold=None, application_name="test")
             await all_of_them.enter_async_context(connection)
             [pid] = await (await connection.execute("SELECT pg_backend_pid()")).fetchone() or [0]
-            seen[pid] = {
-                name: await (await connection.execute(sql.encode())).fetchall() for name, sql in STATE.items()
-            }
+            seen[pid] = {name: await (await connection.execute(sql.encode())).fetchall() for name, sql in STATE.items()}
     return seen
 
 
 def left_behind(before: Sessions, after: Sessions) -> list[object]:
     """Name what is in a session now and was not before."""
-    return [
-        item for pid in before for name in STATE for item in after[pid][name] if item not in before[pid][name]
-    ]
+    return [item for pid in before for name in STATE for item in after[pid][name] if item not in before[pid][name]]
 
 
 class Wire:
@@ -78,6 +74,7 @@ class Wire:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.troubles: list[object] = []
+        self.renewals = 0
 
     async def publish(self, messages: list[Message]) -> None:
         if any(message.headers["type"] == "bad" for message in messages):
@@ -85,18 +82,17 @@ class Wire:
         self.names += [message.headers["type"] for message in messages]
 
     def listen(self, moment: Moment, facts: Facts) -> None:
+        self.renewals += moment is Moment.LEASE_RENEWED
         if moment in (Moment.LANES_LOST, Moment.STORE_AWAY):
             self.troubles.append(facts["error"])
 
     async def until(self, *names: str) -> None:
-        async with asyncio.timeout(20):
-            while not set(names) <= set(self.names):
-                await asyncio.sleep(0.01)
+        await soon(lambda: set(names) <= set(self.names), f"{names} are published")
 
 
 @asynccontextmanager
 async def relays(url: str, wire: Wire, count: int) -> AsyncIterator[None]:
-    settings = Settings(relay=RelaySettings(batch=1, lease=timedelta(seconds=1), publish_timeout=timedelta(seconds=0.5)))
+    settings = Settings(relay=RelaySettings(batch=1, lease=timedelta(seconds=3), publish_timeout=timedelta(seconds=2)))
     running = [Relay(settings, database=url, publish=wire.publish, hooks=Hooks(wire.listen)) for _ in range(count)]
     tasks = [asyncio.create_task(relay.run()) for relay in running]
     try:
@@ -120,15 +116,14 @@ async def work(url: str) -> Wire:
         await asyncio.gather(*(add(url, f"order-{n}") for n in range(20)), add(url, "letter", "letters"))
         await add(url, "bad")
         await wire.until(*(f"order-{n}" for n in range(20)))
-        while not await admin.find(Query(status=("dead",))):
-            await asyncio.sleep(0.01)
+        await soon(lambda: bool(run(url, "SELECT 1 FROM pillarbox_parked WHERE state = 'dead'")), "one is dead")
         await admin.stats()
         await admin.retry(Query(status=("dead",)))
         await admin.resume("letters")
         await wire.until("letter")
         await admin.replay(Query(type="order-3"))
-        while wire.names.count("order-3") < 2:
-            await asyncio.sleep(0.01)
+        await soon(lambda: wire.names.count("order-3") > 1, "it came again")
+        await soon(lambda: wire.renewals > 1, "leases were renewed")
     return wire
 
 
@@ -136,7 +131,8 @@ async def test_nothing_stays_in_a_session(shared: str) -> None:
     before = await sessions(shared)
     wire = await work(shared)
     after = await sessions(shared)
-    assert len(before) == SESSIONS and before.keys() == after.keys(), "the pool has other sessions than before"
+    assert len(before) == SESSIONS
+    assert before.keys() == after.keys(), "the pool has other sessions than before"
     assert left_behind(before, after) == []
     assert wire.troubles == []
 
@@ -144,5 +140,7 @@ async def test_nothing_stays_in_a_session(shared: str) -> None:
 async def test_a_setting_of_the_session_would_be_seen(shared: str, database: str) -> None:
     LEAKS.install(database)
     await work(shared)
-    left = [name for session in (await sessions(shared)).values() for name, _, by in session["settings"] if by == "session"]
+    left = [
+        name for session in (await sessions(shared)).values() for name, _, by in session["settings"] if by == "session"
+    ]
     assert "synchronous_commit" in left

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from pillarbox.testing.contracts.store_bench import names, publish_all, read, settle
+from pillarbox.core.retry import PUBLISHED, Dead
+from pillarbox.core.window import DETOURED
+from pillarbox.testing.contracts.store_bench import names, publish_all, read, settle, settle_each
 from tests.integration.sqlite_shop import Shop, statements
 
 
@@ -83,3 +85,49 @@ async def test_the_main_line_does_not_walk_over_a_paused_backlog_again_and_again
 
     [main] = [text for text in await statements(store, poll) if "pillarbox_outbox WHERE id >" in text]
     assert "id > 1000 " in main
+
+
+async def test_what_goes_back_opens_a_detour_before_it_in_the_same_transaction(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.add("A")
+    shop.add("X", topic="invoices")
+    shop.add("B")
+    entries = await read(store)
+    await settle(store, entries[:1])
+    store.hold(frozenset({"orders"}))
+    await settle_each(store, entries[1:], X=PUBLISHED, B=DETOURED)
+    assert shop.sql("SELECT topic, last_id, opened FROM pillarbox_ticks WHERE n > 2 ORDER BY n") == [
+        ("orders", 2, 1),
+        (None, 3, 0),
+    ]
+
+
+async def test_what_went_back_is_not_read_before_what_is_in_flight_behind_it_is_settled(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.add("A", "B")
+    shop.add("X", topic="invoices")
+    first, *rest = await read(store)
+    store.hold(frozenset({"orders"}))
+    await settle_each(store, [first], A=DETOURED)
+    store.hold(frozenset())
+    assert await read(store) == [], "B may still come back unpublished, and would come out twice"
+    await settle_each(store, rest, B=DETOURED, X=PUBLISHED)
+    assert await publish_all(store) == ["A", "B"]
+
+
+async def test_what_is_refused_when_its_topic_is_tried_is_parked_once(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.add("A")
+    shop.add("B", aggregate="2")
+    entries = await read(store)
+    store.hold(frozenset({"orders"}))
+    await settle_each(store, entries, A=DETOURED, B=DETOURED)
+    store.hold(frozenset())
+    tried = await read(store)
+    store.hold(frozenset({"orders"}))
+    await settle_each(store, tried, A=Dead("too large"), B=DETOURED)
+    store.hold(frozenset())
+    assert await publish_all(store) == ["B"]
+    assert shop.sql("SELECT event_type, state FROM pillarbox_parked") == [("A", "dead")]
+    await store.close()
+    assert await publish_all(await shop.holder("b")) == []

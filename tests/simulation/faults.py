@@ -1,10 +1,11 @@
 """Faults: which can strike where, how likely, and the process that they strike."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pillarbox.errors import StoreUnavailable
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout, StoreUnavailable
 from pillarbox.telemetry.hooks import Facts, Moment
 
 if TYPE_CHECKING:
@@ -21,8 +22,17 @@ STORE_CALLS = {
 INBOX_CALLS = {"inbox begins": "inbox committed"}
 RELAY_MOMENTS = (
     Moment.LANES_TAKEN, Moment.ENTRIES_READ, Moment.BEFORE_SEND, Moment.SENT, Moment.ANSWERED, Moment.SETTLING,
-    Moment.SETTLED, Moment.LEASE_RENEWED, Moment.LANES_RELEASED,
+    Moment.SETTLED, Moment.LEASE_RENEWED, Moment.LANES_RELEASED, Moment.TOPIC_AWAY, Moment.TOPIC_BACK,
 )  # fmt: skip
+TOPIC_FAILURES: dict[str, Callable[[str], PublishError]] = {
+    "does not answer": BrokerUnavailable,
+    "answers too late": PublishTimeout,
+    "refuses": PublishRejected,
+    "asks to try again": PublishError,
+}
+"""How one topic may be down while others are not."""
+WHILE_HELD = ("crash", "pause", "lost lease", "store error", "lost answer", "broker", "operator")
+"""What else must have struck while a relay held a topic."""
 CONSUMER_MOMENTS = (
     Moment.DELIVERED, Moment.MARKED, Moment.HANDLED, Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED,
 )  # fmt: skip
@@ -50,6 +60,8 @@ def expected() -> list[tuple[str, str]]:
     found += [("lost answer", point) for point in (*ends, "stored by broker")]
     found += [("broker", what) for what in ("outage", "cut", "try again")]
     found += [("operator", what) for what in ("pause", "resume", "retry", "drop")]
+    found += [("topic", how) for how in TOPIC_FAILURES]
+    found += [("while a topic is held", fault) for fault in WHILE_HELD]
     return [*found, ("handler", "raises")]
 
 
@@ -59,6 +71,8 @@ class Life:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.death = asyncio.Event()
+        self.held: set[str] = set()
+        """The topics that it reads around because they fail."""
         self._frozen_until = 0.0
 
     @property
@@ -73,10 +87,16 @@ class Life:
         if self.world.quiet or self.dead or self.world.random.random() >= odds:
             return False
         self.world.hits[fault, str(point)] += 1
+        if self.held:
+            self.world.hits["while a topic is held", fault] += 1
         return True
 
     def hear(self, moment: Moment, facts: Facts) -> None:
         """A named moment: the process may die in it."""
+        if moment is Moment.TOPIC_AWAY:
+            self.held.add(str(facts["topic"]))
+        elif moment is Moment.TOPIC_BACK:
+            self.held.discard(str(facts["topic"]))
         if moment in (*RELAY_MOMENTS, *CONSUMER_MOMENTS) and self.chance("crash", moment, self.world.odds.crash):
             self.die()
 

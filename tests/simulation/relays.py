@@ -113,6 +113,8 @@ class SimulatedPublisher:
         return outcomes
 
     def _judge(self, message: Message) -> PublishError | None:
+        if (down := self._world.topic_failure(message.topic)) is not None:
+            return down
         if identity(message)[0] in self._world.poison:
             return PublishRejected("simulated: too large")
         if self._life.chance("broker", "try again", 0.02):

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from unittest import mock
 
+from pillarbox.core import circuit
 from pillarbox.testing.clock import ManualClock, simulate
 from tests.simulation.judge import faults
 from tests.simulation.world import Parts, World
@@ -27,16 +29,17 @@ class Result:
         return "\n".join(lines)
 
 
-def run_one(seed: int, parts: Parts | None = None) -> Result:
-    """Live one world to its end."""
+def run_one(seed: int, parts: Parts | None = None, *, topics_fail: bool = True) -> Result:
+    """Live one world to its end. A topic is held after fewer failures than by default: these worlds are small."""
     clock = ManualClock()
 
     async def life() -> World:
-        world = World(seed, clock, parts)
+        world = World(seed, clock, parts, topics_fail=topics_fail)
         await world.live()
         return world
 
-    world = simulate(life(), clock)
+    with mock.patch.object(circuit, "IN_A_ROW", 4):
+        world = simulate(life(), clock)
     history = world.history
     copies = len(history.wire) - len(set(history.wire))
     return Result(seed, faults(history), world.hits, len(history.committed), copies)

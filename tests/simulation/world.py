@@ -17,12 +17,13 @@ from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
 from pillarbox.core.message import identity
 from pillarbox.core.routing import Line
+from pillarbox.errors import PublishError
 from pillarbox.ports import Query
 from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.memory import MemoryDatabase, MemoryOutbox, Transaction
 from pillarbox.testing.memory_records import MemoryStore
 from tests.simulation.consumers import Billing, ConsumerLife, SimulatedSubscriber
-from tests.simulation.faults import Odds
+from tests.simulation.faults import TOPIC_FAILURES, Odds
 from tests.simulation.relays import RelayLife
 
 AGGREGATES = [("order", str(number)) for number in range(6)]
@@ -55,7 +56,15 @@ class World:
 
     topics = ("orders", "mails")
 
-    def __init__(self, seed: int, clock: ManualClock, parts: Parts | None = None, odds: Odds | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        clock: ManualClock,
+        parts: Parts | None = None,
+        odds: Odds | None = None,
+        *,
+        topics_fail: bool = True,
+    ) -> None:
         self.random, self.clock = random.Random(seed), clock
         self.parts, self.odds = parts or Parts(), odds or Odds()
         self.database, self.broker, self.billing = MemoryDatabase(clock), MemoryBroker(), Billing()
@@ -65,10 +74,12 @@ class World:
         """From now on no fault strikes."""
         self.prefix_safe = self.random.random() < 0.5
         self.down_until = 0.0
+        self._topics_random = random.Random(f"topics of {seed}")  # so that older seeds stay the worlds they were
+        self._failing: dict[str, tuple[float, str]] = {}
         self.poison: set[str] = set()
         self._outbox = MemoryOutbox(topic="{event_type}")
         self._locks = {aggregate: asyncio.Lock() for aggregate in AGGREGATES}
-        self._stopped = False
+        self._stopped, self._topics_fail = False, topics_fail
         self._lives: dict[str, RelayLife | ConsumerLife] = {}
 
     async def live(self, seconds: float = 20, writers: int = 3) -> None:
@@ -78,6 +89,8 @@ class World:
         processes += [asyncio.create_task(self._process(name, self._consumer)) for name in ("consumer-0", "consumer-1")]
         others = [asyncio.create_task(self._write()) for _ in range(writers)]
         others += [asyncio.create_task(self._operate()), asyncio.create_task(self._weather())]
+        if self._topics_fail:
+            others.append(asyncio.create_task(self._weather_of_topics()))
         await asyncio.sleep(seconds)
         for task in others:
             task.cancel()
@@ -119,6 +132,7 @@ class World:
     async def _calm_down(self) -> None:
         """No more faults; drop what is dead; wait until nothing is left to do."""
         self.quiet, self.down_until = True, 0.0
+        self._failing.clear()
         self.database.crash()
         desk = MemoryStore(self.database, "desk")
         for topic in list(self.database.pauses):
@@ -199,9 +213,25 @@ class World:
             else:
                 await self._drop_dead(desk)
             self.hits["operator", action] += 1
+            if any(life.held for life in self._lives.values()):
+                self.hits["while a topic is held", "operator"] += 1
 
     async def _weather(self) -> None:
         while True:
             await asyncio.sleep(self.random.expovariate(0.15))
             self.down_until = self.clock.elapsed + self.random.choice((0.05, 1, 8))
             self.hits["broker", "outage"] += 1
+
+    async def _weather_of_topics(self) -> None:
+        """Let one topic fail while the others go on, in one of several ways, now for a moment, now for long."""
+        chance = self._topics_random
+        while True:
+            await asyncio.sleep(chance.expovariate(0.2))
+            how = chance.choice(list(TOPIC_FAILURES))
+            self._failing[chance.choice(self.topics)] = (self.clock.elapsed + chance.choice((0.5, 3, 8)), how)
+            self.hits["topic", how] += 1
+
+    def topic_failure(self, topic: str) -> PublishError | None:
+        """Say how a topic fails now, if it does."""
+        until, how = self._failing.get(topic, (0.0, ""))
+        return TOPIC_FAILURES[how](f"simulated: the topic {how}") if self.clock.elapsed < until else None

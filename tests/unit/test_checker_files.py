@@ -257,6 +257,16 @@ def test_a_missing_file_exits_with_1(evidence: Path, file: str, capsys: pytest.C
     assert "cannot be read" in capsys.readouterr().err
 
 
+def test_the_wire_is_judged_alone_where_there_was_no_consumer(
+    evidence: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (evidence / "billing.db").unlink()
+    assert main([str(evidence), "--without-consumer"]) == 0
+    change_database(evidence / "stream.db", "DELETE FROM messages WHERE id = 5")
+    assert main([str(evidence), "--without-consumer"]) == 1
+    assert "was committed, but is not on the wire" in capsys.readouterr().out
+
+
 def test_a_file_that_is_no_database_exits_with_1(evidence: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (evidence / "stream.db").write_text("not a database, whatever its name says" * 50)
     assert main([str(evidence)]) == 1

@@ -546,3 +546,22 @@ def test_a_topic_is_held_until_everything_of_it_that_was_in_flight_is_answered()
         assert first.index(0) < first.index(100)
 
     play(act)
+
+
+def test_an_event_that_is_refused_when_its_topic_is_tried_is_dead_and_the_topic_goes_on() -> None:
+    async def act(scene: Scene) -> None:
+        def place(numbers: range) -> None:
+            scene.add(*(Event("E", n, aggregate=("order", n), topic=("orders", "invoices")[n % 2]) for n in numbers))
+
+        scene.broker.refuse(lambda message: message.topic == "orders", PublishTimeout("no answer"))
+        place(range(60))
+        async with scene.relay(settings=Settings(relay=RelaySettings(batch=60))):
+            await scene.eventually(lambda: Moment.TOPIC_AWAY in scene.heard)
+            scene.broker.heal()
+            scene.broker.refuse(lambda message: message.body == b"0", PublishRejected("too large"))
+            place(range(60, 80))
+            await scene.eventually(lambda: set(scene.published) == set(range(1, 80)), seconds=10)
+        assert (await scene.statuses())[0] == "dead"
+        assert [row.attempts for row in scene.database.parked] == [1]
+
+    play(act)

@@ -107,7 +107,16 @@ def test_secrets_are_hidden_in_the_ways_people_write_them(text: str, shown: str)
 
 
 @pytest.mark.parametrize(
-    "url", ["kafka://a:9092,b:9092", "nats://localhost:4222", "postgres://[::1]:5432/x", "redis://h:6379/0", "x://h:/"]
+    "url",
+    [
+        "postgresql://shop@localhost:5432/shop",
+        "postgresql+psycopg://shop@localhost/shop?sslmode=require",
+        "kafka://a:9092,b:9092",
+        "nats://localhost:4222",
+        "postgres://[::1]:5432/x",
+        "redis://h:6379/0",
+        "x://h:/",
+    ],
 )
 def test_a_host_and_its_port_are_no_secret(url: str) -> None:
     assert without_secrets(url) == url

@@ -1,5 +1,6 @@
 """The window's rules, one example each; test_window_model.py has the whole."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -7,7 +8,7 @@ import pytest
 
 from pillarbox.core.retry import PUBLISHED, Dead, RetryAt, Untouched, Verdict
 from pillarbox.core.routing import Line
-from pillarbox.core.window import BLOCKED, Delayed, Settlement, Window
+from pillarbox.core.window import BLOCKED, DETOURED, Delayed, Gate, Settlement, Window
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=2)
@@ -40,13 +41,18 @@ class Played:
     def enter(self, names: str, *, parked: bool = False) -> None:
         self.window.enter(things(names, parked=parked), NOW)
 
-    def ready(self) -> str:
-        given = self.window.ready(self.blocked)
+    def ready(self, gate: Callable[[Thing], Gate] | None = None) -> str:
+        given = self.window.ready(self.blocked, gate)
         self.tickets |= {thing.name: ticket for ticket, thing in given}
         return " ".join(thing.name for _, thing in given)
 
     def settle(self, **verdicts: Verdict) -> list[tuple[str, object]]:
         settled = self.window.settle([(self.tickets[n], v) for n, v in verdicts.items()], self.blocked)
+        return [(thing.name, verdict) for thing, verdict in settled]
+
+    def recall(self, letters: str, tried: str = "") -> list[tuple[str, object]]:
+        """Let the lines go back that the letters say."""
+        settled = self.window.recall(lambda thing: thing.name[0] in letters, self.tickets.get(tried, 0))
         return [(thing.name, verdict) for thing, verdict in settled]
 
 
@@ -256,3 +262,156 @@ def test_a_thousand_answers_in_reverse_settle_a_prefix_safe_line() -> None:
     tickets = [ticket for ticket, _ in window.ready(set())]
     settled = [s for ticket in reversed(tickets) for s in window.settle([(ticket, PUBLISHED)], set())]
     assert [settlement.item.name for settlement in settled] == [str(n) for n in range(1000)]
+
+
+def test_what_waits_goes_back_and_the_position_moves_over_it(one: Played) -> None:
+    one.enter("b1 a1 a2 -1 b2")
+    assert one.ready() == "b1 a1 -1"
+    one.settle(**{"a1": AWAY, "-1": AWAY})
+    assert one.recall("a-") == []
+    assert one.settle(b1=PUBLISHED) == [("b1", PUBLISHED), ("a1", DETOURED), ("a2", DETOURED), ("-1", DETOURED)]
+    assert one.ready() == "b2"
+
+
+def test_nothing_that_went_back_is_sent(one: Played) -> None:
+    one.enter("b1 a1 -1")
+    one.recall("a-")
+    assert one.ready() == "b1"
+
+
+def test_what_is_in_flight_goes_back_when_it_was_not_published(together: Played) -> None:
+    together.enter("a1 a2 a3 -1")
+    together.ready()
+    together.recall("a-")
+    assert together.window.flying == 4
+    assert together.settle(a1=PUBLISHED, a2=RETRY) == [("a1", PUBLISHED), ("a2", DETOURED)]
+    answers: dict[str, Verdict] = {"a3": AWAY, "-1": Dead("no")}
+    assert together.settle(**answers) == [("a3", DETOURED), ("-1", DETOURED)]
+    assert len(together.window) == together.window.flying == 0
+
+
+def test_a_failure_that_was_not_settled_yet_goes_back_uncounted(one: Played) -> None:
+    one.enter("b1 a1")
+    one.ready()
+    one.settle(a1=RETRY)
+    one.recall("a")
+    assert one.settle(b1=PUBLISHED) == [("b1", PUBLISHED), ("a1", DETOURED)]
+
+
+def test_what_was_published_stays_so_when_its_topic_goes_back(one: Played) -> None:
+    one.enter("b1 a1 -1")
+    one.ready()
+    one.settle(**{"a1": PUBLISHED, "-1": PUBLISHED})
+    one.recall("a-")
+    assert one.settle(b1=PUBLISHED) == [("b1", PUBLISHED), ("a1", PUBLISHED), ("-1", PUBLISHED)]
+
+
+def test_what_comes_later_of_a_line_waits_for_what_is_in_flight_and_was_called_back(one: Played) -> None:
+    one.enter("a1")
+    one.ready()
+    one.recall("a")
+    one.enter("a2")
+    assert one.ready() == ""
+    assert one.settle(a1=AWAY) == [("a1", DETOURED)]
+    assert one.ready() == "a2"
+
+
+def test_a_line_goes_on_after_what_went_back(one: Played) -> None:
+    one.enter("b1 a1")
+    one.recall("a")
+    one.enter("a2")
+    assert one.ready() == "b1 a2"
+    assert one.settle(a2=PUBLISHED) == []
+    assert one.settle(b1=PUBLISHED) == [("b1", PUBLISHED), ("a1", DETOURED), ("a2", PUBLISHED)]
+
+
+def test_a_delayed_item_goes_back_as_the_others(one: Played) -> None:
+    thing = Thing("d", None, available_at=LATER)
+    one.window.enter([thing], NOW)
+    one.recall("d")
+    assert one.window.settle([], set()) == [Settlement(thing, DETOURED)]
+
+
+def test_what_came_out_of_the_parking_lot_goes_back_there_at_once(one: Played) -> None:
+    one.enter("a1 a2 -1", parked=True)
+    names = one.recall("a-")
+    assert names[:2] == [("a1", BLOCKED), ("a2", BLOCKED)]
+    name, verdict = names[2]
+    assert name == "-1"
+    assert isinstance(verdict, Delayed)
+    assert verdict.until < NOW
+    assert len(one.window) == 0
+    assert one.ready() == ""
+
+
+def test_what_came_out_of_the_parking_lot_and_is_in_flight_goes_back_when_it_was_not_published(
+    together: Played,
+) -> None:
+    together.enter("a1 a2 a3", parked=True)
+    together.ready()
+    assert together.recall("a") == []
+    assert together.settle(a2=RETRY) == [("a2", BLOCKED)]
+    assert together.settle(a1=PUBLISHED) == [("a1", PUBLISHED)]
+    assert together.settle(a3=Dead("no")) == [("a3", BLOCKED)]
+    assert len(together.window) == together.window.flying == 0
+
+
+def test_a_shut_gate_keeps_a_line_and_what_has_none_until_it_opens(one: Played) -> None:
+    one.enter("a1 a2 -1 b1")
+    assert one.ready(lambda thing: Gate.SHUT if thing.name[0] in "a-" else Gate.OPEN) == "b1"
+    assert one.ready(lambda thing: Gate.SHUT) == ""
+    assert one.ready(lambda thing: Gate.OPEN) == "a1 -1"
+
+
+def test_a_gate_for_one_lets_one_of_a_line_pass(together: Played) -> None:
+    together.enter("a1 a2 b1 b2")
+    assert together.ready(lambda thing: Gate.ONE if thing.name[0] == "a" else Gate.OPEN) == "a1 b1 b2"
+
+
+def test_the_gate_is_asked_only_of_what_could_go(one: Played) -> None:
+    asked = []
+
+    def gate(thing: Thing) -> Gate:
+        asked.append(thing.name)
+        return Gate.SHUT
+
+    one.blocked = {("t", "x", "b")}
+    one.enter("a1 a2 b1 -1")
+    one.ready(gate)
+    assert sorted(asked) == ["-1", "a1"]
+
+
+def test_the_gate_is_asked_in_the_order_of_entering(one: Played) -> None:
+    asked = []
+
+    def gate(thing: Thing) -> Gate:
+        asked.append(thing.name)
+        return Gate.SHUT
+
+    one.enter("a1 -1 b1 -2 c1")
+    one.ready(gate)
+    assert asked == ["a1", "-1", "b1", "-2", "c1"]
+
+
+def test_what_was_tried_is_judged_while_the_others_go_back(one: Played) -> None:
+    one.enter("a1 a2 b1")
+    assert one.ready(lambda thing: Gate.ONE if thing.name == "a1" else Gate.SHUT) == "a1"
+    one.recall("ab", tried="a1")
+    assert one.settle(a1=RETRY) == [("a1", RETRY), ("a2", DETOURED), ("b1", DETOURED)]
+
+
+def test_what_was_tried_goes_back_too_if_one_before_it_does(one: Played) -> None:
+    """The detour begins before the first that goes back, so the other would come out again, although it is parked."""
+    one.enter("a1 b1")
+    assert one.ready(lambda thing: Gate.ONE if thing.name == "b1" else Gate.SHUT) == "b1"
+    one.recall("ab", tried="b1")
+    assert one.settle(b1=RETRY) == [("a1", DETOURED), ("b1", DETOURED)]
+
+
+def test_what_was_called_back_is_known_until_it_is_settled(one: Played) -> None:
+    one.enter("a1 b1")
+    one.ready()
+    one.recall("a")
+    assert one.window.called_back() == things("a1")
+    one.settle(a1=AWAY)
+    assert one.window.called_back() == []

@@ -1,4 +1,4 @@
-"""The window against a model: a world with a log, a parking lot, an operator and a broker, driven by chance.
+"""The window against a model: a world with a log, detours, a parking lot, an operator and a broker, driven by chance.
 
 The model says at every step what must be ready and what must be settled; at the end everything is answered and the
 window has to run empty. The same runs then find every one of the defects in `MUTANTS`, so they are able to fail.
@@ -7,7 +7,7 @@ window has to run empty. The same runs then find every one of the defects in `MU
 import inspect
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
@@ -23,6 +23,7 @@ from pillarbox.core.routing import Line
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
 LINES: list[Line | None] = [("t", "order", "1"), ("t", "order", "2"), ("t", "", "3"), ("global", "", ""), None]
+TOPICS = ("t", "global")
 UNTOUCHED = Untouched("away")
 
 
@@ -33,8 +34,11 @@ class Thing:
     position: int
     line: Line | None
     size: int
+    topic: str
     available_at: datetime | None = None
     parked: bool = False
+    detour: bool = False
+    """It came out of a detour."""
 
 
 @dataclass
@@ -58,7 +62,13 @@ class World:
         self.reliable = chance.choice([0.3, 0.6, 0.8])
         lines = chance.sample(LINES, chance.choice([1, 1, 2, 3, 5]))
         self.log = [self._new(position, lines) for position in range(chance.randint(1, 25))]
-        self.read = self.settled_up_to = 0
+        self.read = 0  # by the main line
+        self.detours: dict[str, set[int]] = {
+            topic: set() for topic in TOPICS
+        }  # what comes out again, or was read around
+        self.held: set[str] = set()  # topics of which the source gives out nothing
+        self.recalled: set[int] = set()  # by id(): what is to go back unless it is published
+        self.gone: set[int] = set()  # by id(): what goes back for sure
         self.inside: dict[int, Thing] = {}  # by id(): everything in the window, in the order of entering
         self.flights: dict[int, Flight] = {}
         self.answers: dict[int, Verdict] = {}  # by id(): failures and successes that are not settled yet
@@ -72,7 +82,9 @@ class World:
 
     def _new(self, position: int, lines: list[Line | None]) -> Thing:
         due = self.chance.choice([None, None, None, None, NOW, LATER])
-        return Thing(position, self.chance.choice(lines), self.chance.randint(0, 5), due)
+        line = self.chance.choice(lines)
+        topic = line[0] if line is not None else self.chance.choice(TOPICS)
+        return Thing(position, line, self.chance.randint(0, 5), topic, due)
 
     @property
     def blocked(self) -> set[Line]:
@@ -83,19 +95,40 @@ class World:
         self._check_room(room)
         wanted = room if everything else self.chance.randint(0, room)
         things = self._due(everything)[:wanted]
+        things += self._from_detours(wanted - len(things))
         while len(things) < wanted and self.read < len(self.log):
-            things.append(self.log[self.read])
+            thing = self.log[self.read]
             self.read += 1
+            if thing.topic in self._around:
+                self.detours[thing.topic].add(thing.position)
+            else:
+                things.append(thing)
         for thing in things:
             self.inside[id(thing)] = thing
         self.window.enter(things, NOW)
 
+    @property
+    def _around(self) -> set[str]:
+        """The topics that the main line goes around."""
+        return self.held | {topic for topic, positions in self.detours.items() if positions}
+
+    def _from_detours(self, room: int) -> list[Thing]:
+        """Give what went back, or was read around, in order."""
+        things: list[Thing] = []
+        for topic, positions in self.detours.items():
+            if topic not in self.held:
+                for position in sorted(positions)[: room - len(things)]:
+                    positions.remove(position)
+                    things.append(replace(self.log[position], detour=True))
+        return things
+
     def _due(self, everything: bool) -> list[Thing]:
         """Give what may come out of the parking lot: a failed head alone, or the followers of a head that is gone."""
         held = {thing.position for thing in self.inside.values() if thing.parked}
+        held |= {thing.position for thing in self.log if thing.topic in self.held}
         due = [p for p in sorted(self.outside) if p not in held]
-        for parked in self.parking.values():
-            run = sorted(parked)
+        for line, parked in self.parking.items():
+            run = sorted(parked) if line[0] not in self.held else []
             if run and parked[run[0]] == "failed":
                 run = run[:1]
             if "failed" in [parked[p] for p in run[1:]]:
@@ -109,12 +142,21 @@ class World:
 
     def _parked(self, position: int) -> Thing:
         old = self.log[position]
-        return Thing(position, None if position in self.outside else old.line, old.size, old.available_at, parked=True)
+        return replace(old, line=None if position in self.outside else old.line, parked=True)
 
-    def ready(self) -> None:
+    def ready(self, gated: bool = False) -> None:
         blocked = self.blocked
-        expected = self._expected_ready(blocked)
-        given = self.window.ready(blocked)
+        gates = {topic: self.chance.choice(list(self.module.Gate)) for topic in TOPICS} if gated else {}
+        asked: list[Thing] = []
+
+        def gate(thing: Thing) -> Any:
+            asked.append(thing)
+            return gates[thing.topic]
+
+        expected = self._expected_ready(blocked, gates)
+        given = self.window.ready(blocked, gate if gated else None)
+        order = list(self.inside)
+        assert asked == sorted(asked, key=lambda thing: order.index(id(thing)))
         assert [thing for _, thing in given] == expected
         tickets = [ticket for ticket, _ in given]
         assert tickets == sorted(set(tickets))
@@ -127,21 +169,25 @@ class World:
             self._decide(flights)
         self.used_tickets += tickets
 
-    def _expected_ready(self, blocked: set[Line]) -> list[Thing]:
+    def _expected_ready(self, blocked: set[Line], gates: dict[str, Any]) -> list[Thing]:
+        shut, one = self.module.Gate.SHUT, self.module.Gate.ONE
         flying = {id(flight.thing) for flight in self.flights.values()}
         busy = {flight.thing.line for flight in self.flights.values()}
         expected: list[Thing] = []
         for line in {thing.line for thing in self.inside.values()}:
             mine = [t for t in self.inside.values() if t.line == line and not self._is_delayed(t)]
+            mine = [t for t in mine if id(t) not in self.gone]
             mine = [t for t in mine if not self._holds_nobody_back(self.answers.get(id(t)))]
             if line is None:
-                expected += [t for t in mine if id(t) not in flying and id(t) not in self.answers]
+                mine = [t for t in mine if id(t) not in flying and id(t) not in self.answers]
+                expected += [t for t in mine if gates.get(t.topic) is not shut]
                 continue
             queue = [t for t in mine if t.parked] or [t for t in mine if not t.parked]
             if line in busy or not queue or id(queue[0]) in self.answers:
                 continue
-            if queue[0].parked or line not in blocked:
-                expected += queue if self.prefix_safe and line[2] else queue[:1]
+            if (queue[0].parked or line not in blocked) and gates.get(line[0]) is not shut:
+                together = self.prefix_safe and line[2] and gates.get(line[0]) is not one
+                expected += queue if together else queue[:1]
         order = list(self.inside)
         return sorted(expected, key=lambda thing: order.index(id(thing)))
 
@@ -172,15 +218,19 @@ class World:
         failures: list[Verdict] = [UNTOUCHED, RetryAt(LATER, word), Dead(word, True), Dead(word, False)]
         return self.chance.choice(failures)
 
-    def settle(self, everything: bool = False) -> None:
+    def settle(self, everything: bool = False, at_least: int = 0) -> None:
         tickets = list(self.flights)
         self.chance.shuffle(tickets)
         if not everything:
-            tickets = tickets[: self.chance.randint(0, len(tickets))]
+            some = tickets[: self.chance.randint(0, len(tickets))]
+            tickets = [ticket for ticket in tickets if ticket in some or ticket == at_least]
         verdicts = []
         for ticket in tickets:
             flight = self.flights.pop(ticket)
             verdicts.append((ticket, flight.verdict))
+            if id(flight.thing) in self.recalled and flight.verdict is not PUBLISHED:
+                self.gone.add(id(flight.thing))
+                continue
             if flight.verdict is not UNTOUCHED:
                 self.answers[id(flight.thing)] = flight.verdict
             if self._holds_nobody_back(flight.verdict):
@@ -191,6 +241,46 @@ class World:
         settlements = self.window.settle([*verdicts, *nonsense], before)
         self._record(settlements, before)
         self._check_nothing_is_kept()
+
+    def hold(self) -> None:
+        """A topic fails: what is here of it goes back, and the source gives out no more. Then answers come."""
+        topic = self.chance.choice(TOPICS)
+        self.held.add(topic)
+        tried = self._refused(topic)
+        flying = {id(flight.thing) for flight in self.flights.values()}
+        going, first = [], True
+        for key, thing in self.inside.items():
+            answer = self.answers.get(key)
+            passed = answer is PUBLISHED or (thing.line is not None and self._holds_nobody_back(answer))
+            if thing.topic != topic or passed or key in self.gone:
+                continue
+            if tried and self.flights[tried].thing is thing and first:
+                continue
+            first = False
+            self.recalled.add(key)
+            self.answers.pop(key, None)
+            if key not in flying:
+                self.gone.add(key)
+                if thing.parked:
+                    going.append(thing)
+        settlements = self.window.recall(lambda thing: thing.topic == topic, tried)
+        assert [thing for thing, _ in settlements] == going
+        self._record(settlements, self.blocked)
+        self.settle(at_least=tried)
+
+    def _refused(self, topic: str) -> int:
+        """Choose the one that was tried, if one was: its answer is known already, and counts."""
+        tickets = [ticket for ticket, flight in self.flights.items() if flight.thing.topic == topic]
+        tickets = [ticket for ticket in tickets if id(self.flights[ticket].thing) not in self.recalled]
+        if len(tickets) != 1 or self.chance.random() < 0.3:
+            return 0
+        refusals: list[Verdict] = [RetryAt(LATER, "refused"), Dead("no", True), Dead("no", False)]
+        self.flights[tickets[0]].verdict = self.chance.choice(refusals)
+        return tickets[0]
+
+    def open(self) -> None:
+        """A topic is tried again, once everything that was called back is settled."""
+        self.held &= {thing.topic for thing in self.inside.values() if id(thing) in self.recalled}
 
     def drop(self) -> None:
         """An operator drops something parked, even if it is in flight."""
@@ -204,20 +294,36 @@ class World:
     def forget(self) -> None:
         """The lanes are lost and taken anew: everything unsettled comes out again."""
         self.window.forget()
+        log = [thing for thing in self.inside.values() if not thing.parked]
+        for thing in log:
+            if thing.detour:
+                self.detours[thing.topic].add(thing.position)
+        self.read = min((thing.position for thing in log if not thing.detour), default=self.read)
+        for positions in self.detours.values():  # a detour goes no further than the main line
+            positions -= set(range(self.read, len(self.log)))
+        self.held.clear()
+        self.recalled.clear()
+        self.gone.clear()
         self.inside.clear()
         self.answers.clear()
         self.flights.clear()
         self.old_tickets += self.used_tickets
         self.used_tickets = []
-        self.read = self.settled_up_to
 
     def _record(self, settlements: list[Any], before: set[Line]) -> None:
         failed_now: set[Line | None] = set()
         flying = {id(flight.thing) for flight in self.flights.values()}
         for thing, verdict in settlements:
             assert id(thing) not in flying
+            if not thing.parked:  # exactly in order
+                assert thing is next(inside for inside in self.inside.values() if not inside.parked)
             assert self.inside.pop(id(thing)) is thing  # entered, and settled for the first time
             answer = self.answers.pop(id(thing), None)
+            self.recalled.discard(id(thing))
+            if id(thing) in self.gone:
+                self.gone.remove(id(thing))
+                self._take_back(thing, verdict)
+                continue
             if verdict.__class__ is self.module.Delayed:
                 assert self._is_delayed(thing)
                 assert verdict.until == thing.available_at
@@ -232,10 +338,20 @@ class World:
                     assert thing.line is None or (thing.line not in before and thing.line not in failed_now)
                 if not thing.parked or thing.position in self.parking.get(thing.line or ("", "", ""), {}):
                     failed_now.add(thing.line)  # and not dropped meanwhile
-            if not thing.parked:
-                assert thing.position == self.settled_up_to  # exactly in order
-                self.settled_up_to += 1
             self._park(thing, verdict)
+
+    def _take_back(self, thing: Thing, verdict: Any) -> None:
+        """Do what a store does with an item that goes back: it comes out again, uncounted."""
+        if not thing.parked:
+            assert verdict == self.module.DETOURED
+            self.detours[thing.topic].add(thing.position)
+        elif thing.line is None:
+            assert verdict.__class__ is self.module.Delayed
+            assert verdict.until < NOW
+        else:
+            assert verdict == self.module.BLOCKED
+            if thing.position in self.parking[thing.line]:  # and not dropped meanwhile
+                self.parking[thing.line][thing.position] = "blocked"
 
     def _park(self, thing: Thing, verdict: Any) -> None:
         """Do what a store does with a settlement."""
@@ -279,6 +395,7 @@ class World:
         if first is not None:
             assert not self._is_delayed(first)
             assert id(first) not in self.answers
+            assert id(first) not in self.gone
             assert first.line not in self.blocked or id(first) in flying
 
     def _check_room(self, room: int) -> None:
@@ -288,6 +405,11 @@ class World:
         assert room == (0 if held >= self.max_bytes else self.size - len(self.inside))
         for ticket, flight in self.flights.items():
             assert self.window.item(ticket) is flight.thing
+
+    @property
+    def _ended(self) -> bool:
+        """Everything was given out."""
+        return self.read == len(self.log) and not any(self.detours.values())
 
     def _is_delayed(self, thing: Thing) -> bool:
         return not thing.parked and thing.available_at == LATER
@@ -307,10 +429,14 @@ class World:
         """Take random steps, then let everything succeed: the window has to run empty, with nothing left."""
         acts: list[Callable[[], None]] = [self.enter, self.ready, self.settle]
         for _ in range(steps):
-            self.chance.choices([*acts, self.drop, self.forget], [6, 6, 6, 2, 0.3])[0]()
+            self.chance.choices(
+                [*acts, lambda: self.ready(gated=True), self.hold, self.open, self.drop, self.forget],
+                [6, 5, 6, 1, 1, 2, 2, 0.3],
+            )[0]()
         for _ in range(6 * len(self.log) + 10):
-            if self.settled_up_to == len(self.log) and not self.inside and not self.blocked and not self.outside:
+            if self._ended and not self.inside and not self.blocked and not self.outside:
                 break
+            self.open()
             self.enter(everything=True)
             self.ready()
             for flight in self.flights.values():
@@ -319,7 +445,7 @@ class World:
         self._check_room(self.window.room)
         assert not self.inside
         assert not self.blocked
-        assert self.settled_up_to == len(self.log)
+        assert self._ended
         assert self.over == set(range(len(self.log)))
 
 
@@ -383,6 +509,64 @@ MUTANTS = {
         "self._open[line] = None\n            if not (",
         "pass\n            if not (",
     ),
+    "what is in flight stays when its topic goes back": (
+        "slot.recalled, first = True, False",
+        "slot.recalled, first = not slot.flying, False",
+    ),
+    "what is in flight goes back before it is answered": (
+        "slot.recalled, first = True, False\n            if not slot.flying:",
+        "slot.recalled, first = True, False\n            if True:",
+    ),
+    "what was tried goes back uncounted": ("if first and slot.ticket == tried:", "if False:"),
+    "what was tried stays although one before it goes back": (
+        "if first and slot.ticket == tried:",
+        "if slot.ticket == tried:",
+    ),
+    "a recalled item holds its line": (
+        "(out_of_the_lot if slot.item.parked else DETOURED), True",
+        "(out_of_the_lot if slot.item.parked else DETOURED), False",
+    ),
+    "a recalled line stays closed": (
+        "_trim(slot.line.parked if slot.item.parked else slot.line.log)\n            self._open[slot.line] = None",
+        "_trim(slot.line.parked if slot.item.parked else slot.line.log)\n            self._open.pop(slot.line, None)",
+    ),
+    "a failure after the recall is counted": (
+        "if slot.recalled and verdict.__class__ is not Published:",
+        "if slot.recalled and verdict.__class__ is Untouched:",
+    ),
+    "an untouched one stays after the recall": (
+        "if slot.recalled and verdict.__class__ is not Published:",
+        "if slot.recalled and verdict.__class__ not in (Published, Untouched):",
+    ),
+    "what was published after the recall goes back": (
+        "if slot.recalled and verdict.__class__ is not Published:",
+        "if slot.recalled:",
+    ),
+    "what was published before the recall goes back": (
+        "if slot.verdict.__class__ is Published:\n                continue",
+        "if False:\n                continue",
+    ),
+    "a failure before the recall is counted": (
+        "if not slot.done and which(slot.item)]",
+        "if not slot.done and slot.verdict is None and which(slot.item)]",
+    ),
+    "what has no line is sent after it went back": (
+        "self._free = [slot for slot in self._free if not slot.recalled]",
+        "pass",
+    ),
+    "the parking lot waits for what went back to it": (
+        "settled.append(self._leave(slot, slot.verdict))\n        self._free",
+        "pass\n        self._free",
+    ),
+    "what came out of the parking lot is detoured": (
+        "(out_of_the_lot if slot.item.parked else DETOURED)",
+        "DETOURED",
+    ),
+    "a shut gate lets a line pass": ("elif through is not Gate.SHUT:", "else:"),
+    "a shut gate lets pass what has no line": ("if through is Gate.SHUT else free_ones", "if False else free_ones"),
+    "a shut gate loses what has no line": ("(self._free if through is Gate.SHUT", "([] if through is Gate.SHUT"),
+    "the gate is asked in another order": ("sorted(heads, key=lambda head: head[0].ticket)", "reversed(heads)"),
+    "a gate for one lets a whole line pass": ("if through is Gate.ONE:", "if False:"),
     "items go out of order": ("going.sort(key=_ticket)", "going.sort(key=_ticket, reverse=True)"),
 }
 

@@ -169,18 +169,18 @@ class Window(Generic[I]):
         """Give the items that may go now, with their tickets, in order; they count as in flight. The gate is asked
         last, of the first item of a line and of each item without one, in the order in which they entered."""
         going, self._free = self._free, []
-        lines, alone = [], set[_Line[I]]()
+        lines: dict[_Line[I], deque[_Slot[I]]] = {}
+        alone: set[_Line[I]] = set()
         for line in list(self._open):
             queue = line.parked or line.log
             if line.flying or not queue or queue[0].verdict is not None:
                 del self._open[line]  # comes back when it is answered, settled or entered
             elif queue is line.parked or line.key not in blocked:
-                lines.append(line)
+                lines[line] = queue
         if gate is not None:
             going, lines, alone = self._ask(gate, going, lines)
-        for line in lines:
+        for line, queue in lines.items():
             del self._open[line]
-            queue = line.parked or line.log
             together = self._prefix_safe and not line.alone and line not in alone
             next_ones = [slot for slot in queue if not slot.done] if together else [queue[0]]
             line.flying = len(next_ones)
@@ -193,17 +193,19 @@ class Window(Generic[I]):
         return [(slot.ticket, slot.item) for slot in going]
 
     def _ask(
-        self, gate: Callable[[I], Gate], free: "list[_Slot[I]]", lines: "list[_Line[I]]"
-    ) -> "tuple[list[_Slot[I]], list[_Line[I]], set[_Line[I]]]":
+        self, gate: Callable[[I], Gate], free: "list[_Slot[I]]", lines: "dict[_Line[I], deque[_Slot[I]]]"
+    ) -> "tuple[list[_Slot[I]], dict[_Line[I], deque[_Slot[I]]], set[_Line[I]]]":
         """Ask the gate; give what may go of both, and the lines of which one item may go."""
-        heads = [(slot, None) for slot in free] + [((line.parked or line.log)[0], line) for line in lines]
-        free_ones, through_lines, alone = [], [], set()
+        heads = [(slot, None) for slot in free] + [(queue[0], line) for line, queue in lines.items()]
+        free_ones: list[_Slot[I]] = []
+        through_lines: dict[_Line[I], deque[_Slot[I]]] = {}
+        alone: set[_Line[I]] = set()
         for slot, line in sorted(heads, key=lambda head: head[0].ticket):
             through = gate(slot.item)
             if line is None:
                 (self._free if through is Gate.SHUT else free_ones).append(slot)
             elif through is not Gate.SHUT:
-                through_lines.append(line)
+                through_lines[line] = lines[line]
                 if through is Gate.ONE:
                     alone.add(line)
         return free_ones, through_lines, alone

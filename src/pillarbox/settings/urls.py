@@ -11,6 +11,10 @@ LONGEST_NAME, LONGEST_PATH = 200, 3000
 _SECRET = "pass|pwd|secret|token|key|sig|auth|cred|jaas|pem|sasl|%"  # percent-encoded, it may be any of them
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
 _FILE = re.compile(r"sqlite(\+\w+)?:///[^:?]*", re.IGNORECASE)
+# A database's user without a password is no secret, and the commands that we name must run.
+_LOGIN = re.compile(
+    r"(postgres(ql)?|mysql|mariadb)(\+\w+)?://[a-z_][a-z0-9_]{0,30}@[^@:]*(:\d+)?(/[^@:]*)?", re.IGNORECASE
+)
 # Up to the last @, because a password may hold anything; only a user's name before a colon is shown.
 _PASSWORD = re.compile(r"""(?s)^([^/@:\s'"]*:(?!@))?.*@""")
 # A value ends where the next option begins, or nowhere.
@@ -65,7 +69,7 @@ def without_secrets(text: str) -> str:
     'rabbitmq://shop:***@localhost/vhost'
     """
     text = _SPOKEN.sub(rf"\1{HIDDEN}", _SECRET_OPTION.sub(rf"\1{HIDDEN}", text))
-    if _FILE.fullmatch(text):
+    if _FILE.fullmatch(text) or _LOGIN.fullmatch(text):
         return text
     first, *rest = (_PASSWORD.sub(rf"\1{HIDDEN}@", part) for part in text.split("://", 1))
     return "://".join([first, *(part if "@" in part else _NO_HOST.sub(rf"\1{HIDDEN}", part) for part in rest)])

@@ -55,11 +55,12 @@ class Careful:
         self.flying.add(entry.position)
 
     async def landed(self, connection: Connection, entries: Iterable[Entry]) -> None:
-        """Note that events are settled. One that failed, and is tried again, has killed nobody."""
+        """Note that events are settled. One that failed, and is tried again, has killed nobody; and whoever brings
+        back one that was found guilty wants it to be tried."""
         if not self.flying and not self._condemned:
             return
         positions = {entry.position for entry in entries}
-        if landed := self.flying & positions:
+        if landed := (self.flying | self._condemned) & positions:
             await connection.run(
                 f"UPDATE {self._p}lanes SET suspect = NULL, suspected = 0 WHERE owner = %s AND suspect = ANY (%s)",
                 [self._lanes.owner, sorted(landed)],

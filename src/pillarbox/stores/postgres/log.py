@@ -313,7 +313,6 @@ class Log:
             detours = self._sent_back(log)
             self._count(log, lot)
             if parked or settled or detours or self._now() >= self._moved_at + self._progress:
-                self._hooks.reach(Moment.SETTLING, count=len(settlements))
                 wound_back = {way for way, _ in detours if way.topic is not None}
                 ticks = [tick for tick in self._ticks(_moves(log)) if tick["way"] not in wound_back]
                 await self._write(ticks + [self._tick(detour) for _, detour in detours], parked, settled)
@@ -407,6 +406,7 @@ class Log:
             | position_json(tick["position"])
             for tick in ticks
         ]
+        self._hooks.reach(Moment.SETTLING, ticks=len(ticks))
         try:
             written = await self._connection.run_sure(
                 f"SELECT token, n FROM {self._p}settle(%s, %s, %s, %s, %s, %s, %s::json, %s::json, %s::json)",

@@ -1,0 +1,75 @@
+"""How fast relays drain an outbox on PostgreSQL without a broker: one, several, at depth, under a held snapshot."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from benchmarks.measure import Goal, Progress, Row, compared, in_rounds, in_turn
+from benchmarks.postgres import relays, shop, textbook
+from servers.postgres import RunningPostgres
+
+BIG = os.environ.get("BIG") == "1"
+
+
+def rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]:
+    """Compare one relay with the textbook, and several with one."""
+    count, few = (20_000, 200) if quick else (200_000, 3_000)
+    book, one, two, four = "the textbook", "1 relay", "2 relays", "4 relays"
+    ways: dict[str, Callable[[], float]] = {
+        book: lambda: _textbook(server, few),
+        one: lambda: relays.drain_together(server, 1, count),
+        two: lambda: relays.drain_together(server, 2, count),
+        four: lambda: relays.drain_together(server, 4, count),
+    }
+    found = in_turn("drain PostgreSQL, no broker", ways, tell)
+    return [
+        compared(f"drain PostgreSQL, no broker, {ours}, beside {reference}", "events/s", found[ours], found[reference])
+        for ours, reference in ((one, book), (two, one), (four, one))
+    ]
+
+
+def _textbook(server: RunningPostgres, count: int) -> float:
+    with shop.database(server) as url:
+        textbook.fill(url, count)
+        return textbook.drain(url, count)
+
+
+def deep_rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]:
+    """Drain the beginning of a deep outbox: beside a shallow one, and while somebody holds a snapshot."""
+    deep, first, held, shallow = (60_000, 20_000, 40_000, 20_000) if quick else (3_000_000, 300_000, 1_000_000, 100_000)
+    deep = 10_000_000 if BIG and not quick else deep
+    tell(f"filling an outbox with {deep:,} events")
+    with shop.database(server, deep) as at_depth, shop.database(server, shallow) as near:
+
+        def beside_shallow() -> tuple[float, float]:
+            return _drain(at_depth, first), _drain(near, shallow)
+
+        def beside_nobody() -> tuple[float, float]:
+            with _snapshot(at_depth):
+                under = _drain(at_depth, held)
+            return under, _drain(at_depth, held)
+
+        return [
+            in_rounds(
+                f"drain at a depth of {deep:,}, beside {shallow:,}", "events/s", beside_shallow, tell, Goal(">=", 0.8)
+            ),
+            in_rounds(
+                f"drain {held:,} under a held snapshot, beside none", "events/s", beside_nobody, tell, Goal(">=", 0.8)
+            ),
+        ]
+
+
+def _drain(url: str, until: int) -> float:
+    shop.rewind(url)
+    return relays.drain(url, until)
+
+
+@contextmanager
+def _snapshot(url: str) -> Iterator[None]:
+    """Keep a snapshot as a report or a backup would: nothing that dies meanwhile can be cleaned up."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT count(*) FROM pillarbox_lanes")
+        yield

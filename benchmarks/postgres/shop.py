@@ -1,0 +1,107 @@
+"""A shop on PostgreSQL: databases with Pillarbox's tables, and outboxes filled with many events at once."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import LiteralString
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+
+from benchmarks import shop
+from pillarbox.core.routing import Topics
+from pillarbox.stores.postgres import PostgresStore
+from pillarbox.telemetry.hooks import Hooks
+from pillarbox.wiring import SystemClock
+from servers.postgres import Postgres, RunningPostgres
+
+SETTINGS = {
+    "shared_buffers": "1GB",
+    "max_wal_size": "8GB",  # no checkpoint in the middle of a round
+    "wal_level": "replica",
+    "wal_log_hints": "off",
+    "wal_keep_size": "0",
+}
+# The server makes the events itself, a thousand a transaction: a client would take minutes for millions.
+FILL: LiteralString = """
+DO $fill$ DECLARE start bigint; BEGIN
+    FOR start IN SELECT generate_series(0, {count} - 1, 1000) LOOP
+        INSERT INTO pillarbox_outbox
+            (event_id, aggregate_type, aggregate_id, event_type, topic, payload, content_type)
+        SELECT gen_random_uuid(), 'order', (n % {orders})::text, 'OrderPlaced', {topic},
+               ({before} || n || {after})::json, 'application/json'
+        FROM generate_series(start, least(start + 1000, {count}) - 1) n;
+        COMMIT;
+    END LOOP;
+END $fill$
+"""
+
+
+def durable_server() -> Postgres:
+    """Make a PostgreSQL 15 whose commits are on disk when they return."""
+    return Postgres("15", fsync=True, settings=SETTINGS)
+
+
+@contextmanager
+def database(server: RunningPostgres, count: int = 0) -> Iterator[str]:
+    """Make a shop with `count` events that nobody has published; give its URL, and drop it at the end."""
+    name = f"shop_{uuid4().hex}"
+    url = server.create_database(name)
+    try:
+        migrate(url)
+        if count:
+            fill(url, count)
+        yield url
+    finally:
+        server.drop_database(name)
+
+
+def store_at(url: str) -> PostgresStore:
+    """Give the relay's access to an outbox."""
+    return PostgresStore(
+        url, owner="benchmark", lease=timedelta(seconds=15), topics=Topics(), clock=SystemClock(), hooks=Hooks()
+    )
+
+
+def migrate(url: str) -> None:
+    """Make Pillarbox's tables."""
+
+    async def up() -> None:
+        store = store_at(url)
+        await store.open()
+        await store.up()
+        await store.close()
+
+    asyncio.run(up())
+
+
+def fill(url: str, count: int) -> None:
+    """Add events with the payload that every benchmark has."""
+    before, after = json.dumps(shop.payload(0), separators=(",", ":")).split('"order_id":0')
+    statement = sql.SQL(FILL).format(
+        count=sql.Literal(count), orders=sql.Literal(shop.ORDERS), topic=sql.Literal(shop.TOPIC),
+        before=sql.Literal(f'{before}"order_id":'), after=sql.Literal(after),
+    )  # fmt: skip
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        connection.execute(statement)
+    settle_down(url)
+
+
+def settle_down(url: str) -> None:
+    """Let the server finish what it owes after writing, so that nobody pays for it in the next round."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
+        connection.execute("CHECKPOINT")
+
+
+def rewind(url: str) -> None:
+    """Forget what was published: the log never changes, only its first position is left."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("DELETE FROM pillarbox_ticks WHERE n > (SELECT min(n) FROM pillarbox_ticks)")
+        connection.execute("UPDATE pillarbox_lanes SET owner = NULL, crashes = 0, suspect = NULL, suspected = 0")
+        connection.execute("DELETE FROM pillarbox_relays")
+    settle_down(url)
