@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from benchmarks.measure import Goal, Progress, Row, compared, in_rounds, in_turn
+from benchmarks.measure import Goal, Progress, Row, compared, in_turn
 from benchmarks.postgres import relays, shop, textbook
 from servers.postgres import RunningPostgres
 
@@ -41,29 +41,34 @@ def deep_rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]
     deep, first, held, shallow = (60_000, 20_000, 40_000, 20_000) if quick else (3_000_000, 300_000, 1_000_000, 100_000)
     deep = 10_000_000 if BIG and not quick else deep
     tell(f"filling an outbox with {deep:,} events")
-    with shop.database(server, deep) as at_depth, shop.database(server, shallow) as near:
+    with shop.database(server, deep) as url, shop.database(server, shallow) as other:
 
-        def beside_shallow() -> tuple[float, float]:
-            return _drain(at_depth, first), _drain(near, shallow)
+        def under_snapshot() -> float:
+            with _snapshot(url):
+                return _drain(url, held)
 
-        def beside_nobody() -> tuple[float, float]:
-            with _snapshot(at_depth):
-                under = _drain(at_depth, held)
-            return under, _drain(at_depth, held)
-
-        return [
-            in_rounds(
-                f"drain at a depth of {deep:,}, beside {shallow:,}", "events/s", beside_shallow, tell, Goal(">=", 0.8)
-            ),
-            in_rounds(
-                f"drain {held:,} under a held snapshot, beside none", "events/s", beside_nobody, tell, Goal(">=", 0.8)
-            ),
-        ]
+        ways = {
+            "deep": lambda: _drain(url, first),
+            "shallow": lambda: _drain(other, shallow),
+            "under a snapshot": under_snapshot,
+        }
+        found = in_turn(f"drain at a depth of {deep:,}", ways, tell)
+    return [
+        compared(
+            f"drain at a depth of {deep:,}, beside {shallow:,}", "events/s",
+            found["deep"], found["shallow"], Goal(">=", 0.8),
+        ),
+        compared(
+            f"drain of {held:,} under a held snapshot, beside none", "events/s",
+            found["under a snapshot"], found["deep"], Goal(">=", 0.8),
+        ),
+    ]  # fmt: skip
 
 
 def _drain(url: str, until: int) -> float:
+    rate = relays.drain(url, until)
     shop.rewind(url)
-    return relays.drain(url, until)
+    return rate
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """How fast the store reads and settles, without a relay and a broker, beside a plain SELECT by a bare client."""
 
 import asyncio
+from itertools import repeat
 from time import perf_counter
 
 import psycopg
@@ -34,7 +35,7 @@ async def _store(url: str, count: int) -> float:
     await store.take()
     began, found = perf_counter(), 0
     while entries := await store.entries(CHUNK):
-        await store.settle([Settlement(entry, PUBLISHED) for entry in entries])
+        await store.settle(list(map(Settlement, entries, repeat(PUBLISHED))))
         found += len(entries)
     seconds = perf_counter() - began
     await store.release()

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import LiteralString
+from typing import Any, LiteralString
 from uuid import uuid4
 
 import psycopg
@@ -85,10 +85,24 @@ def fill(url: str, count: int) -> None:
         count=sql.Literal(count), orders=sql.Literal(shop.ORDERS), topic=sql.Literal(shop.TOPIC),
         before=sql.Literal(f'{before}"order_id":'), after=sql.Literal(after),
     )  # fmt: skip
-    with psycopg.connect(url, autocommit=True) as connection:
+    with psycopg.connect(url, autocommit=True) as connection, _indexes_made_later(connection):
         connection.execute("SET synchronous_commit = off")
         connection.execute(statement)
     settle_down(url)
+
+
+@contextmanager
+def _indexes_made_later(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Do without the secondary indexes meanwhile: filling takes half as long."""
+    indexes = connection.execute(
+        "SELECT indexrelid::regclass::text, pg_get_indexdef(indexrelid) FROM pg_index"
+        " WHERE indrelid = 'pillarbox_outbox'::regclass AND NOT indisprimary"
+    ).fetchall()
+    for name, _ in indexes:
+        connection.execute(f"DROP INDEX {name}".encode())
+    yield
+    for _, definition in indexes:
+        connection.execute(definition.encode())
 
 
 def settle_down(url: str) -> None:

@@ -57,15 +57,20 @@ class Shop:
         with self.sql.transaction():
             Outbox().add(self.sql, *events)
 
-    def type(self, line: str) -> str:
-        """Type a command, without the word pillarbox."""
+    def type(self, line: str, *, code: int = 0) -> str:
+        """Type a command, without the word pillarbox, and expect its exit code."""
         words = [sys.executable, "-m", "pillarbox", *line.split(), "--database", self.database]
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, input="y\n")
-        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        assert done.returncode == code, f"{line}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def arrived(self) -> list[Arrival]:
         return arrivals(self.folder)
+
+    def holders(self) -> int:
+        """Count the relays that have lanes."""
+        [[count]] = self.sql.execute("SELECT count(DISTINCT owner) FROM pillarbox_lanes").fetchall()
+        return int(count)
 
     def parked(self) -> list[tuple[Any, ...]]:
         """List type, state and error of what is parked."""

@@ -11,7 +11,7 @@ import pytest
 from tests.acceptance.postgres_relays import Shop, assert_in_order, numbers, placed, until
 
 TOPICS = ("orders", "invoices", "mails")
-ORDERS = 10
+ORDERS = 40
 SECONDS = 12.0
 LEASE = 4.0
 
@@ -29,14 +29,15 @@ def test_the_events_of_other_topics_wait_for_no_more_than_the_lease_and_two_seco
     shop: Shop, how: str, record_property: Callable[[str, object], None]
 ) -> None:
     down = shop.folder / "down-orders"
-    with shop.relay(), shop.relay(), writing(shop) as written:
-        spend(SECONDS / 4)
-        down.write_text(how)
-        spend(SECONDS / 2)
-        status = shop.type("status --json")
-        down.unlink()
-        spend(SECONDS / 4)
-        written.stop()
+    with shop.relay(), shop.relay():
+        until(lambda: shop.holders() == 2, "both relays have lanes")
+        with writing(shop) as written:
+            spend(SECONDS / 4)
+            down.write_text(how)
+            spend(SECONDS / 2)
+            status = shop.type("status --json", code=3)
+            down.unlink()
+            spend(SECONDS / 4)
         until(lambda: numbers(shop.arrived()) == written.numbers, "everything has arrived")
     assert "topic orders fails while others go" in status
     arrived = shop.arrived()
@@ -64,7 +65,7 @@ class Writer:
 
     def _write(self) -> None:
         n = 0
-        while not self._stopped.wait(0.05):
+        while not self._stopped.wait(0.2):
             for topic in TOPICS:
                 self._shop.add(*(placed(order, n, topic=topic) for order in range(ORDERS)))
                 self.numbers |= {(topic, order, n) for order in range(ORDERS)}

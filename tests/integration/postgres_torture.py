@@ -66,8 +66,11 @@ def kill_and_start(server: Postgres) -> Callable[[], None]:
 class Torture:
     """Writers and relays at work in a directory."""
 
-    def __init__(self, url: str, directory: Path, *, may_lose_commits: bool = False) -> None:
+    def __init__(self, url: str, directory: Path, *, may_lose_commits: bool = False, prunes: bool = False) -> None:
         self._url, self._directory, self._may_lose_commits = url, directory, may_lose_commits
+        self._prunes = prunes
+        self._pruner: subprocess.Popen[bytes] | None = None
+        self.pruners_killed = 0
         self._starter: subprocess.Popen[str] | None = None
         self._relays: dict[int, Path] = {}
         """Their logs, by pid."""
@@ -83,6 +86,7 @@ class Torture:
             for _ in range(RELAYS):
                 self._start_relay()
             writers = [self._start_writer(started, name) for name in range(WRITERS)]
+            started.callback(self._end_pruner)
             self._strike(seconds, strikes)
             (self._directory / "stop").touch()
             for writer in writers:
@@ -98,6 +102,8 @@ class Torture:
         while time.monotonic() < begun + seconds or done < len(strikes):
             time.sleep(1)
             self._kill_a_relay()
+            if self._prunes:
+                self._prune()
             if done < len(strikes) and time.monotonic() >= begun + seconds * (done + 1) / (len(strikes) + 1):
                 strikes[done]()
                 done += 1
@@ -110,6 +116,22 @@ class Torture:
         del self._relays[pid]
         self._killed += 1
         self._start_relay()
+
+    def _prune(self) -> None:
+        """Delete whatever is settled, at once; whoever does that is killed as it works, now and then."""
+        if self._pruner is not None and self._chance.random() < 0.3:
+            self._end_pruner()
+            self.pruners_killed += 1
+        if self._pruner is None:
+            command = [sys.executable, "-m", "tests.integration.postgres_pruner", self._url]
+            with (self._directory / "prune.log").open("ab") as log:
+                self._pruner = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _end_pruner(self) -> None:
+        if self._pruner is not None:
+            self._pruner.kill()
+            self._pruner.wait()
+            self._pruner = None
 
     def _start_starter(self) -> "subprocess.Popen[str]":
         return subprocess.Popen(

@@ -63,6 +63,8 @@ class SimulatedPublisher:
         if not self._life.dead:
             # One connection: what was handed over first arrives first.
             self._before = asyncio.create_task(self._travel(messages, self._before))
+            self._world.travelling.add(self._before)
+            self._before.add_done_callback(self._world.travelling.discard)
 
     async def outcomes(self) -> Sequence[Outcome]:
         outcomes = [*await self._answers.get()]

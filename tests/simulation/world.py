@@ -74,6 +74,8 @@ class World:
         """From now on no fault strikes."""
         self.prefix_safe = self.random.random() < 0.5
         self.down_until = 0.0
+        self.travelling: set[asyncio.Task[None]] = set()
+        """Sends on their way to the broker, also of those who are dead by now."""
         self._topics_random = random.Random(f"topics of {seed}")  # so that older seeds stay the worlds they were
         self._failing: dict[str, tuple[float, str]] = {}
         self.poison: set[str] = set()
@@ -144,7 +146,8 @@ class World:
             stats = await desk.stats()
             if not (stats.pending or stats.retrying or stats.blocked or stats.delayed or stats.dead):
                 delivered = {identity(message)[0] for message in self.broker.messages()}
-                if not self.billing.waiting() and delivered == set(self.billing.applied()):
+                done = not self.travelling and not self.billing.waiting()
+                if done and delivered == set(self.billing.applied()):
                     return
             await asyncio.sleep(1)
 

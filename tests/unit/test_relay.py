@@ -565,3 +565,16 @@ def test_an_event_that_is_refused_when_its_topic_is_tried_is_dead_and_the_topic_
         assert [row.attempts for row in scene.database.parked] == [1]
 
     play(act)
+
+
+def test_a_topic_is_held_although_the_window_is_full_of_it_and_others_went_only_in_the_first_answer() -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.latency = lambda: 0.1  # so the first answer comes when the window is full
+        scene.broker.refuse(lambda message: message.topic == "orders", BrokerUnavailable("no leader"))
+        for n in range(200):
+            scene.add(Event("E", n, aggregate=("order", n), topic=("orders", "invoices")[n % 2]))
+        async with scene.relay(settings=Settings(relay=RelaySettings(batch=40))):
+            await scene.eventually(lambda: set(scene.published) == set(range(1, 200, 2)), seconds=5)
+            assert Moment.BROKER_AWAY not in scene.heard
+
+    play(act)

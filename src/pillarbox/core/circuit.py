@@ -62,9 +62,7 @@ class Circuits:
 
     def published(self, topic: str, count: int = 1) -> bool:
         """Note that messages of a topic were published; tell whether that closed its circuit."""
-        if self._failing:
-            for other in self._failing - {topic}:
-                self._circuits[other].others_went = True
+        self.went(topic)
         circuit = self._circuits.get(topic)
         if circuit is None:
             return False
@@ -79,6 +77,11 @@ class Circuits:
         if not circuit.recent_failures:
             del self._circuits[topic]
         return False
+
+    def went(self, topic: str) -> None:
+        """Note that a message of a topic was published: where others fail, it is not the broker that is away."""
+        for other in self._failing - {topic}:
+            self._circuits[other].others_went = True
 
     def failed(self, topic: str, error: str, now: float, *, answered: bool) -> bool:
         """Note that a message of a topic failed: refused, or not answered; tell whether that opened its circuit."""
@@ -114,6 +117,10 @@ class Circuits:
     def tries(self, topic: str) -> bool:
         """A message of the topic is being tried."""
         return topic in self._open and self._circuits[topic].trying
+
+    def is_open(self, topic: str) -> bool:
+        """The topic fails while others go."""
+        return topic in self._open
 
     def not_sent(self, topic: str) -> None:
         """What was to be tried could not be sent, so nobody will answer: the next one is tried."""

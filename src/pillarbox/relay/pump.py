@@ -55,6 +55,7 @@ class Pump:
         self._trouble_since = clock.now()
         self._resume_at = 0.0
         self._draining = False
+        self._settling = False  # the window has let go of what is being recorded
         self.away: Away | None = None
         self.published = self.failed = 0
 
@@ -87,7 +88,7 @@ class Pump:
         self._reading.held = True
         self.ring()
         deadline = asyncio.get_running_loop().time() + seconds
-        while self._window or self._reading.task is not None:
+        while self._window or self._settling or self._reading.task is not None:
             if asyncio.get_running_loop().time() >= deadline:
                 return False
             await asyncio.sleep(0.01)
@@ -216,7 +217,8 @@ class Pump:
             (ticket, PUBLISHED if error is None else self._failure(ticket, error)) for ticket, error in outcomes
         ]
         self._note_topics(verdicts)
-        away = next((verdict.error for _, verdict in verdicts if verdict.__class__ is Untouched), None)
+        silence = (self._silence(ticket, verdict) for ticket, verdict in verdicts)
+        away = next((error for error in silence if error is not None), None)
         answers = any(verdict.__class__ is not Untouched for _, verdict in verdicts)
         if away is not None and not answers:
             self._note_away(away)
@@ -226,6 +228,13 @@ class Pump:
             self.away, self._resume_at = None, 0.0
         return verdicts
 
+    def _silence(self, ticket: int, verdict: Verdict) -> str | None:
+        """Say why nobody answered, unless it is just that topic which fails."""
+        if not isinstance(verdict, Untouched):
+            return None
+        entry = self._window.item(ticket)
+        return None if entry and self._circuits.is_open(entry.topic) else verdict.error
+
     def _note_topics(self, verdicts: Sequence[tuple[int, Verdict]]) -> None:
         """Notice when a topic fails while others do not, and when it is back."""
         if not self._circuits.watching and all(verdict.__class__ is Published for _, verdict in verdicts):
@@ -233,7 +242,8 @@ class Pump:
         topics = [
             (ticket, entry.topic, verdict) for ticket, verdict in verdicts if (entry := self._window.item(ticket))
         ]
-        for topic, count in Counter(topic for _, topic, verdict in topics if isinstance(verdict, Published)).items():
+        went = Counter(topic for _, topic, verdict in topics if isinstance(verdict, Published))
+        for topic, count in went.items():
             if self._circuits.published(topic, count):
                 self._hooks.reach(Moment.TOPIC_BACK, topic=topic)
         now = asyncio.get_running_loop().time()
@@ -246,6 +256,8 @@ class Pump:
             if self._circuits.failed(topic, verdict.error, now, answered=answered):
                 self._trouble_since = self._clock.now() if was_well else self._trouble_since
                 self._hooks.reach(Moment.TOPIC_AWAY, topic=topic, error=verdict.error)
+        for topic in went:  # in this very answer, beside what failed for the first time
+            self._circuits.went(topic)
 
     def _failure(self, ticket: int, error: PublishError) -> Verdict:
         entry = self._window.item(ticket)
@@ -264,17 +276,24 @@ class Pump:
         """Record what is settled; while the store is away nothing is sent, and nothing is forgotten."""
         if not settlements:
             return
+        self._settling = True
+        try:
+            await self._record(settlements)
+        finally:
+            self._settling = False
+        self._hooks.reach(Moment.SETTLED, count=len(settlements))
+        self._count(settlements)
+
+    async def _record(self, settlements: list[Settlement[Entry]]) -> None:
         patience = self._rules.patience()
         while True:
             try:
                 await self._source.settle(settlements)
-                break
+                return
             except StoreUnavailable as error:
                 self._hooks.reach(Moment.STORE_AWAY, error=words_of(error), unsettled=len(settlements))
                 await asyncio.sleep(patience.quiet())
                 self._fence()
-        self._hooks.reach(Moment.SETTLED, count=len(settlements))
-        self._count(settlements)
 
     def _count(self, settlements: list[Settlement[Entry]]) -> None:
         published = sum(verdict.__class__ is Published for _, verdict in settlements)

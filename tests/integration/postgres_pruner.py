@@ -1,0 +1,31 @@
+"""Deletes whatever is settled, at once, again and again, until it is killed.
+
+python -m tests.integration.postgres_pruner URL
+"""
+
+import asyncio
+import sys
+from datetime import timedelta
+
+from pillarbox.errors import StoreError
+from pillarbox.ports import Retention
+from pillarbox.settings import Settings
+from pillarbox.wiring import open_admin
+
+AT_ONCE = Retention(published=timedelta(0), archive=timedelta(0))
+
+
+async def prune(url: str) -> None:
+    while True:
+        try:
+            async with open_admin(Settings(database=url)) as admin:
+                while True:
+                    print(await admin.prune(AT_ONCE), flush=True)
+                    await asyncio.sleep(0.05)
+        except StoreError as error:  # the server is being killed as well
+            print(error, flush=True)
+            await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    asyncio.run(prune(sys.argv[1]))
