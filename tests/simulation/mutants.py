@@ -1,11 +1,10 @@
-"""Ways to break the promise. The simulation must find each of them, or it proves nothing."""
+"""Five ways to break the promise. The simulation must find each of them, or it proves nothing."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from pillarbox.core.entry import Entry
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.routing import Line
@@ -77,38 +76,6 @@ def acknowledge_before_the_commit() -> Iterator[None]:
 
 
 @contextmanager
-def keep_what_was_being_read_when_its_topic_was_held() -> Iterator[None]:
-    """What comes in of a topic that is held stays, although earlier ones of its line went back."""
-
-    def enter(self: Pump, entries: Sequence[Entry]) -> list[Any]:
-        self._window.enter(entries, self._clock.now())
-        return []
-
-    with mock.patch.object(Pump, "_enter", enter):
-        yield
-
-
-@contextmanager
-def try_a_topic_while_some_of_it_are_in_flight() -> Iterator[None]:
-    """A topic is read again before everything of it that was called back is settled."""
-    with mock.patch.object(Window, "called_back", return_value=[]):
-        yield
-
-
-@contextmanager
-def keep_what_is_in_flight_when_its_topic_is_held() -> Iterator[None]:
-    """What is in flight does not go back, although others of its line do."""
-    recall = Window.recall
-
-    def waiting_ones(self: Window[Any], which: Callable[[Any], bool], tried: int = 0) -> list[Any]:
-        flying = {id(slot.item) for slot in self._slots.values() if slot.flying}
-        return recall(self, lambda item: id(item) not in flying and which(item), tried)
-
-    with mock.patch.object(Window, "recall", waiting_ones):
-        yield
-
-
-@contextmanager
 def try_what_is_refused_for_ever() -> Iterator[None]:
     """What was tried and refused goes back uncounted, to be tried again."""
     recall = Window.recall
@@ -125,8 +92,5 @@ MUTANTS: list[Mutant] = [
     settle_before_the_acknowledgement,
     advance_past_an_unacknowledged_entry,
     acknowledge_before_the_commit,
-    keep_what_was_being_read_when_its_topic_was_held,
-    try_a_topic_while_some_of_it_are_in_flight,
-    keep_what_is_in_flight_when_its_topic_is_held,
     try_what_is_refused_for_ever,
 ]
