@@ -25,6 +25,9 @@ from servers.process import STARTED, NotInstalled
 
 Made = TypeVar("Made")
 
+EVERY_POSTGRES = ["15", *(pytest.param(major, marks=pytest.mark.soak) for major in ("17", "18"))]
+"""The versions that a test of the store runs on: 15 always, the others in the soak."""
+
 SOMEBODY_ELSES = os.environ.get("PILLARBOX_TEST_POSTGRES")
 """The URL of a PostgreSQL to use instead of one of our own, if set; its user must be allowed to make databases."""
 

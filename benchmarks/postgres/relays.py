@@ -78,6 +78,7 @@ def drain_together(server: RunningPostgres, relays: int, count: int) -> float:
     """Let relays that have shared the lanes publish everything; give events a second, all of them together."""
     with shop.database(server) as url, _running(url, relays) as running:
         _wait(lambda: _shares(url) == [LANES // relays] * relays, "the relays to share the lanes", look_every=0.1)
+        before = _epochs(url)
         for relay in running:
             relay.freeze()
         shop.fill(url, count)
@@ -85,6 +86,8 @@ def drain_together(server: RunningPostgres, relays: int, count: int) -> float:
         for relay in running:
             relay.thaw()
         ended = _wait(lambda: sum(relay.published for relay in running) >= count, "the events to be published")
+        if _epochs(url) != before:
+            raise RuntimeError("the relays were frozen for longer than their lease, so lanes were lost: run it again")
         return count / (ended - began)
 
 
@@ -103,6 +106,12 @@ def _shares(url: str) -> list[int]:
     with psycopg.connect(url) as connection:
         rows = connection.execute("SELECT count(*) FROM pillarbox_lanes WHERE owner IS NOT NULL GROUP BY owner")
         return [count for (count,) in rows]
+
+
+def _epochs(url: str) -> list[tuple[int, int]]:
+    """Give each lane's epoch: it changes when the lane is taken."""
+    with psycopg.connect(url) as connection:
+        return connection.execute("SELECT lane, epoch FROM pillarbox_lanes ORDER BY lane").fetchall()
 
 
 def _wait(done: Any, what: str, look_every: float = 0.001) -> float:

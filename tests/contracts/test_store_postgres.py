@@ -17,6 +17,7 @@ from pillarbox.telemetry.hooks import Hooks
 from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.contracts.rules import check, rules_of
 from pillarbox.testing.contracts.store import LEASE, StoreContract, StoreFeatures
+from tests.conftest import EVERY_POSTGRES
 
 
 class DatabaseClock(ManualClock):
@@ -108,7 +109,7 @@ class PostgresBench:
         self.clock.close()
 
 
-@pytest.mark.parametrize("migrated", ["15", "17", "18"], indirect=True)
+@pytest.mark.parametrize("migrated", EVERY_POSTGRES, indirect=True)
 @pytest.mark.parametrize("rule", rules_of(StoreContract, PostgresBench.features))
 async def test_the_postgres_store(rule: str, migrated: str) -> None:
     await check(StoreContract, rule, PostgresBench(migrated))

@@ -25,10 +25,11 @@ from pillarbox.psycopg import Outbox
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.testing.clock import ManualClock
+from tests.conftest import EVERY_POSTGRES
 
 LEASE = 15.0
 ROUNDS = 200
-VERSIONS = pytest.mark.parametrize("database", ["15", "17", "18"], indirect=True)
+VERSIONS = pytest.mark.parametrize("database", EVERY_POSTGRES, indirect=True)
 
 Transaction = psycopg.Connection[Any]
 Story = Callable[["Bench"], Coroutine[Any, Any, None]]

@@ -6,7 +6,7 @@ import pytest
 
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres
-from tests.conftest import installed, skip_unless_ours
+from tests.conftest import EVERY_POSTGRES, installed, skip_unless_ours
 from tests.integration.postgres_world import (
     NOT_DURABLE,
     ONLY_IN_MEMORY,
@@ -28,7 +28,7 @@ from tests.integration.postgres_world import (
 NEW = [f"new-{n}" for n in range(5)]
 
 
-@pytest.fixture(scope="module", params=["15", *(pytest.param(major, marks=pytest.mark.soak) for major in ("17", "18"))])
+@pytest.fixture(scope="module", params=EVERY_POSTGRES)
 def server(request: pytest.FixtureRequest) -> Iterator[Postgres]:
     """A PostgreSQL that these tests crash, one after the other."""
     skip_unless_ours()

@@ -12,7 +12,7 @@ from pillarbox.settings import RelaySettings, Settings
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.wiring import Relay
 from servers.postgres import Postgres
-from tests.conftest import installed, skip_unless_ours
+from tests.conftest import EVERY_POSTGRES, installed, skip_unless_ours
 from tests.integration.postgres_world import (
     MEMORY_UNCHECKED,
     NOT_SYNCHRONOUS,
@@ -36,7 +36,7 @@ OLD = [f"old-{n}" for n in range(1, 9)]
 NEW = [f"new-{n}" for n in range(1, 9)]
 
 
-@pytest.fixture(scope="module", params=["15", *(pytest.param(major, marks=pytest.mark.soak) for major in ("17", "18"))])
+@pytest.fixture(scope="module", params=EVERY_POSTGRES)
 def primary(request: pytest.FixtureRequest) -> Iterator[Postgres]:
     """A primary that is killed in every test."""
     skip_unless_ours()

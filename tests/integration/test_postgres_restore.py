@@ -16,7 +16,7 @@ from pillarbox.psycopg import Outbox
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres
 from servers.process import run_tool
-from tests.conftest import installed, skip_unless_ours
+from tests.conftest import EVERY_POSTGRES, installed, skip_unless_ours
 from tests.integration.postgres_world import (
     CLUSTER_UNCHECKED,
     NEW_FOR_OLD,
@@ -43,7 +43,7 @@ class Clusters(NamedTuple):
     new: Postgres
 
 
-@pytest.fixture(scope="module", params=["15", *(pytest.param(major, marks=pytest.mark.soak) for major in ("17", "18"))])
+@pytest.fixture(scope="module", params=EVERY_POSTGRES)
 def clusters(request: pytest.FixtureRequest) -> Iterator[Clusters]:
     """The old cluster and the new one."""
     skip_unless_ours()

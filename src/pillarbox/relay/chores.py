@@ -9,7 +9,9 @@ from pillarbox.ports import Holding, Retention, Store
 from pillarbox.relay.pump import Pump
 from pillarbox.telemetry.hooks import Hooks, Moment
 
-LOOK_EVERY = timedelta(seconds=1.5)
+LOOK_EVERY = timedelta(seconds=1)
+"""How soon a relay that is not alone notices that another one has died."""
+STEP = timedelta(milliseconds=250)
 PRUNE_FIRST = timedelta(seconds=5)
 PRUNE_EVERY = timedelta(minutes=1)
 PRUNE_BATCHES = 20
@@ -41,10 +43,12 @@ class Chores:
     async def run(self) -> None:
         """Do the chores until cancelled. Raises LaneLost if another relay has taken a lane."""
         now = asyncio.get_running_loop().time
-        renew_at, prune_at = now() + self._lease.lasts / 3, now() + PRUNE_FIRST.total_seconds()
+        # The first renewal comes soon: only it tells whether others are at work.
+        soon = min(self._lease.lasts / 3, LOOK_EVERY.total_seconds())
+        renew_at, prune_at = now() + soon, now() + PRUNE_FIRST.total_seconds()
         told = self._pump.trouble
         while True:
-            await asyncio.sleep(min(1.0, self._lease.lasts / 10))
+            await asyncio.sleep(min(STEP.total_seconds(), self._lease.lasts / 10))
             try:
                 if now() >= renew_at or (self._pump.trouble is None) != (told is None):
                     told = self._pump.trouble
@@ -73,6 +77,7 @@ class Chores:
         """Move towards the fair share: take what is free, or drain and give back what is too much."""
         if len(holding.lanes) < holding.share:
             await self._store.take()
+            self._pump.ring()
         elif surplus := sorted(holding.lanes)[holding.share :]:
             try:
                 if await self._pump.holds_still(self._lease.lasts / 2):
