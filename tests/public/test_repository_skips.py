@@ -1,5 +1,6 @@
 """A test run fails if something was skipped that this machine could have run, and says what it ran against."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ def run_tests(directory: Path, source: str, *options: str, conftest: str = "") -
     (directory / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
     (directory / "test_something.py").write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:pillarbox", *options]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(CONFTEST.parents[1])}  # for the servers that it starts
+    return subprocess.run(command, cwd=directory, capture_output=True, text=True, env=environment)
 
 
 def skipping(reason: str) -> str:
