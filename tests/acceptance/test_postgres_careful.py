@@ -24,7 +24,10 @@ def shop(database: str, tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("before", [0, 200], ids=["at the front", "deep in a backlog"])
+@pytest.mark.parametrize(
+    "before",
+    [pytest.param(0, id="at the front"), pytest.param(200, id="deep in a backlog", marks=pytest.mark.soak)],
+)
 def test_an_event_that_kills_the_relay_is_parked_and_everything_else_flows(shop: Shop, before: int) -> None:
     deadly = shop.folder / "deadly"
     deadly.touch()
