@@ -11,9 +11,8 @@ import pytest
 from tests.acceptance.postgres_relays import Shop, assert_in_order, numbers, placed, until
 
 ORDERS = 20
-DEATHS = 30
-"""So often at most may it take the relay down before it is found: three in a row open the search, two convict. Deep in
-a backlog each that gets a little further begins the row anew."""
+DEATHS = 12
+"""So often at most may it take the relay down before it is found; three open the search, two convict."""
 
 
 @pytest.fixture
