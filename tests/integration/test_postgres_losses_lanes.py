@@ -7,7 +7,10 @@ any epoch                     what is held is held under its epoch
 leases for ever               a lease ends by the database's clock
 a suspect forgotten           the event that is about to be sent is written down before
 no careful mode               after three dead holders in a row events go one at a time
-acquitted on arrival          what a lane counts begins anew only when its position has moved
+acquitted on arrival          what a lane counts begins anew only when what may have killed its holders has passed
+acquitted as it moves         and not when its position has moved a little
+progress now and then         progress is stored before there is more of it than careful mode searches
+careful on the main way only  also a topic with a way of its own goes one at a time
 suspected for ever            what failed and is tried again is not what killed a relay
 stored of one, stored of both lanes that become one are stored again if one of them was not stored
 lanes that are skipped        lanes in our own name are taken anew only once no old statement holds them
@@ -23,12 +26,15 @@ import pytest
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import Dead, RetryAt
+from pillarbox.core.routing import Topic
 from pillarbox.core.snapshot import Mark, Position, Snapshot
 from pillarbox.core.window import BLOCKED
 from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Query
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.postgres.careful import Careful
+from pillarbox.stores.postgres.log import Log
+from pillarbox.stores.postgres.positions import Positions
 from pillarbox.stores.postgres.route import Route
 from pillarbox.stores.postgres.ways import Way
 from tests.integration.postgres_bench import (
@@ -67,7 +73,10 @@ MUTANTS: dict[str, Mutant] = {
     "leases for ever": InSql("lives", {"r.expires_at > public.pillarbox_now() AND ": ""}),
     "a suspect forgotten": InPython(Careful, "suspect", _suspects_nobody),
     "no careful mode": InPython(Careful, "take", _takes_nothing_amiss),
-    "acquitted on arrival": InSource(Careful, "relax", {"way.settled != way.began": "True"}),
+    "acquitted on arrival": InSource(Careful, "_has_passed", {"self._reach": "0"}),
+    "acquitted as it moves": InSource(Careful, "_has_passed", {"self._reach": "1"}),
+    "progress now and then": InSource(Log, "_is_due", {"enough or": ""}),
+    "careful on the main way only": InSource(Positions, "_way", {"max(": "0 if topic else max("}),
     "suspected for ever": InPython(Careful, "landed", _suspects_for_ever),
     "stored of one, stored of both": InSource(Route, "_merge", {"first.stored = way.stored": "pass"}),
     "forgotten in silence": InSource(PostgresStore, "take", {"if held and": "if False and"}),
@@ -80,7 +89,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
 }
 CASES = Cases(MUTANTS)
-CRASHES = 12
+CRASHES = 6
 
 
 @pytest.fixture
@@ -299,24 +308,53 @@ async def an_event_that_kills_every_relay_is_found_behind_others_of_its_line(ben
     assert rows == [("Killer", "dead"), ("Follower", "blocked")]
 
 
-async def _with_a_killer(bench: Bench, killer: str) -> list[str]:
+@CASES.notices("acquitted as it moves", "progress now and then")
+async def an_event_that_kills_every_relay_is_found_deep_in_a_backlog(bench: Bench) -> None:
+    for index in range(45):
+        bench.add(f"E{index}", of=str(index))
+    bench.add("Killer")
+    published = await _with_a_killer(bench, "Killer", room=1, window=20, progress=timedelta(hours=1))
+    assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(45)]
+
+
+@CASES.notices("no careful mode", "careful on the main way only")
+async def an_event_that_kills_every_relay_is_found_in_a_topic_that_is_one_line(bench: Bench) -> None:
+    bench.add("Before", "Killer", topic="prices")
+    bench.add("Other")
+    published = await _with_a_killer(bench, "Killer", topics={"prices": Topic(order="global")})
+    assert set(published) == {"Before", "Other"}
+
+
+@CASES.notices("no careful mode", "careful on the main way only")
+async def an_event_that_kills_every_relay_is_found_in_a_topic_that_was_paused(bench: Bench) -> None:
+    store = await bench.holder("relay")
+    await store.pause("orders", "me", "why not")
+    bench.add("Before", "Killer")
+    bench.add("Other", topic="others")
+    assert await publish(store) == ["Other"]
+    await store.resume("orders")
+    await bench.crash(store)
+    assert set(await _with_a_killer(bench, "Killer")) == {"Before"}
+
+
+async def _with_a_killer(bench: Bench, killer: str, *, room: int = 10, **more: Any) -> list[str]:
     """Run relays, one after the other; each dies as it sends the killer. Give what was published."""
     published: list[str] = []
     for crash in range(CRASHES):
-        store = await bench.holder(f"relay-{crash}")
-        published += await _publish_until(store, killer)
+        store = await bench.holder(f"relay-{crash}", **more)
+        published += await _publish_until(store, killer, room)
         await bench.crash(store)
         if bench.sql("SELECT 1 FROM pillarbox_parked WHERE event_type = %s", [killer]):
-            store = await bench.holder("last")
-            return published + await _publish_until(store, "nothing")
+            store = await bench.holder("last", **more)
+            return published + await _publish_until(store, "nothing", room)
     raise AssertionError(f"{CRASHES} relays died of {killer}, and it is not parked")
 
 
-async def _publish_until(store: PostgresStore, killer: str) -> list[str]:
+async def _publish_until(store: PostgresStore, killer: str, room: int) -> list[str]:
     """Publish one after the other, blocked ones excepted, until it is the killer's turn."""
     published: list[str] = []
     for _ in range(200):
-        entries = await store.entries(10)
+        entries = await store.entries(room)
         if not entries:
             break
         for entry in entries:

@@ -1,8 +1,12 @@
 """Careful mode: how an event that kills the relay is found. Reading writes nothing, so nothing counts such a try.
 
-Lanes count holders in a row that died before the position moved. From the third on, the lanes' events go one at a time,
-and the id of each is written down before it is sent. One that is found written down at two takeovers in a row is parked
-as dead. It ends when as many have passed as a relay can have had in flight: the guilty one would have been among them.
+Lanes count holders in a row that died before they had passed what may have killed the one before. From the third on,
+the lanes' events go one at a time, and the id of each is written down before it is sent. One that is found written down
+at two takeovers in a row is parked as dead.
+
+The guilty one is within two windows of the stored position: one may have been in flight, and one settled but not
+stored yet. And a snapshot that was taken after the death shows it. So it has passed when that many have, or when
+everything in such a snapshot is settled.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +26,7 @@ class Careful:
     """Knows which lanes crashed relays, which event is about to be sent, and which is found guilty."""
 
     def __init__(self, place: str, lanes: LaneTable, topics: Topics, window: int) -> None:
-        self._p, self._lanes, self._topics, self._window = place, lanes, topics, window
+        self._p, self._lanes, self._topics, self._reach = place, lanes, topics, 2 * window
         self.forget()
 
     def forget(self) -> None:
@@ -34,7 +38,7 @@ class Careful:
         """Note what the lanes have been through; give those to be careful with, and for how many events."""
         self._crashed |= {lane.lane for lane in taken if lane.crashes}
         self._condemned |= {lane.suspect for lane in taken if lane.suspect is not None and lane.suspected >= 2}
-        return {lane.lane: self._window for lane in taken if lane.crashes >= CRASHES}
+        return {lane.lane: self._reach for lane in taken if lane.crashes >= CRASHES}
 
     def condemns(self, entry: Entry) -> bool:
         """Tell whether an event is found guilty."""
@@ -68,25 +72,23 @@ class Careful:
         self.flying -= positions
         self._condemned -= positions
 
-    async def moved(self, connection: Connection, ways: Iterable[Way]) -> None:
-        """The position of these ways has moved: what their lanes count begins anew, unless they are careful."""
-        if self._crashed:
-            await self._acquit(connection, frozenset().union(*(way.lanes for way in ways if not way.careful)))
-
-    async def relax(self, connection: Connection, ways: Iterable[Way]) -> None:
-        """End careful mode where everything that could be guilty has passed."""
+    async def relax(self, connection: Connection, ways: Sequence[Way]) -> None:
+        """Where everything that could be guilty has passed, what lanes count begins anew."""
+        if not self._crashed:
+            return
+        passed = self._crashed.difference(*(way.lanes for way in ways if not self._has_passed(way)))
         for way in ways:
-            moved = way.settled != way.began  # what killed the others may be the very next one
-            if self._crashed & way.lanes and moved and (way.finished or not way.careful):
+            if self._has_passed(way):
                 way.careful = 0
-                if way.settled == way.stored:  # not before that is stored: the next takeover must not begin before it
-                    await self._acquit(connection, way.lanes)
-
-    async def _acquit(self, connection: Connection, lanes: frozenset[int]) -> None:
-        if passed := sorted(self._crashed & lanes):
+        if passed:
             await connection.run(
                 f"UPDATE {self._p}lanes SET crashes = 0, suspect = NULL, suspected = 0"
                 " WHERE owner = %s AND lane = ANY (%s)",
-                [self._lanes.owner, passed],
+                [self._lanes.owner, sorted(passed)],
             )
-            self._crashed -= set(passed)
+            self._crashed -= passed
+
+    def _has_passed(self, way: Way) -> bool:
+        """Tell whether nothing on this way can be what killed the holders before us; nor for who takes it from us."""
+        stored = way.settled == way.stored
+        return stored and (way.passed >= self._reach or (way.caught_up and way.finished))

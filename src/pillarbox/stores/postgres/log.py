@@ -50,7 +50,7 @@ class Log:
     ) -> None:
         self._p, self._connection, self._lanes, self._topics, self._hooks = place, connection, lanes, topics, hooks
         self._lot = ParkingLot(place, topics, clock)
-        self._progress = progress
+        self._progress, self._window = progress, window
         self._positions = Positions(place, topics)
         self._careful = Careful(place, lanes, topics, window)
         self._one_reader, self._one_writer = asyncio.Lock(), asyncio.Lock()
@@ -114,7 +114,7 @@ class Log:
         async with self._one_reader:
             self._hold()
             self._news.clear()
-            if self._is_unsaved and self._now() >= self._moved_at + self._progress:
+            if self._is_unsaved and self._is_due():
                 await self.save()
             knew = self._lot.known
             found = await self._from_lot(room)
@@ -153,7 +153,7 @@ class Log:
         while room > 0:
             self._route.paused = self._paused | self._lot.held
             await self._turn()
-            await self._careful.relax(self._connection, self._route.ways)
+            await self._careful.relax(self._connection, self._route.moving)
             if way := self._route.next_way(careful=not self._careful.flying):
                 entries = await self._more(way, room)
             elif self._route.catch_up():
@@ -312,7 +312,7 @@ class Log:
             settled = self._lot.settled(lot)
             detours = self._sent_back(log)
             self._count(log, lot)
-            if parked or settled or detours or self._now() >= self._moved_at + self._progress:
+            if parked or settled or detours or self._is_due():
                 wound_back = {way for way, _ in detours if way.topic is not None}
                 ticks = [tick for tick in self._ticks(_moves(log)) if tick["way"] not in wound_back]
                 await self._write(ticks + [self._tick(detour) for _, detour in detours], parked, settled)
@@ -320,7 +320,6 @@ class Log:
                 self._route.send_back(way, detour)
             for way, last, count in _moves(log):
                 way.settle(last, count)
-                way.careful = max(0, way.careful - count)
             for _, settlement in log:
                 self._given.pop(settlement.item.position, None)
             for way in self._route.ways:
@@ -392,6 +391,11 @@ class Log:
     def _is_unsaved(self) -> bool:
         return bool(self._published or self._failed) or any(way.settled != way.stored for way in self._route.ways)
 
+    def _is_due(self) -> bool:
+        """Progress is stored now and then; and before there is more of it than careful mode searches."""
+        enough = self._published + self._failed >= self._window
+        return enough or self._now() >= self._moved_at + self._progress
+
     async def save(self) -> None:
         """Store where the ways are, if that is news."""
         async with self._one_writer:
@@ -424,8 +428,6 @@ class Log:
                 way.anchors = frozenset((Anchor(numbers[tick["token"]], UUID(tick["token"])),))
         self._published = self._failed = 0
         self._moved_at = self._now()
-        await self._careful.moved(self._connection, [tick["way"] for tick in ticks if not tick["closed"]])
-        self._same(generation)
 
     # What our memory rests on
 

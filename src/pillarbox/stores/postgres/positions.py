@@ -37,11 +37,11 @@ class Positions:
         self._check(rows, lanes, cluster)
         own = [row for row in rows if not row[3] and row[1] is not None]
         whole = self._topics.whole | {row[1] for row in own if row[2]}
-        ways = [self._way(row, frozenset({0})) for row in own if row[2] and 0 in lanes]
+        ways = [self._way(row, frozenset({0}), careful) for row in own if row[2] and 0 in lanes]
         detours: dict[int, set[str]] = {lane: set(whole) for lane in lanes}
         for row in own:
             if not row[2] and (here := lanes_of(row[0]) & lanes):
-                ways.append(self._way(row, here))
+                ways.append(self._way(row, here, careful))
                 for lane in here:
                     detours[lane].add(row[1])
         for row in rows:
@@ -57,15 +57,17 @@ class Positions:
         for lane in lanes:
             groups.setdefault((frozenset(detours[lane]), careful.get(lane, 0)), set()).add(lane)
         ways = []
-        for (around, carefully), together in groups.items():
-            way = self._way(row, frozenset(together))
-            way.around, way.careful = around, carefully
+        for (around, _), together in groups.items():
+            way = self._way(row, frozenset(together), careful)
+            way.around = around
             ways.append(way)
         return ways
 
-    def _way(self, row: Any, lanes: frozenset[int]) -> Way:
+    def _way(self, row: Any, lanes: frozenset[int], careful: dict[int, int]) -> Way:
         _, topic, whole, _, n, token, _, *position = row
-        return Way(lanes, topic, whole, frozenset(), position_of(position), frozenset((Anchor(n, token),)))
+        way = Way(lanes, topic, whole, frozenset(), position_of(position), frozenset((Anchor(n, token),)))
+        way.careful = max(careful.get(lane, 0) for lane in lanes)
+        return way
 
     def _check(self, rows: Rows, lanes: frozenset[int], cluster: str) -> None:
         without = lanes - frozenset().union(*(lanes_of(row[0]) for row in rows if row[1] is None))

@@ -45,6 +45,11 @@ class Route:
             return way.topic not in self.paused and not way.waits_for
         return not way.stopped and not (self.paused - way.around)
 
+    @property
+    def moving(self) -> list[Way]:
+        """The ways that nobody has stopped."""
+        return [way for way in self.ways if way.topic not in self.paused and not way.stopped]
+
     def next_way(self, *, careful: bool) -> Way | None:
         """Choose a way that has more to read; the one that was read last comes last."""
         for index, way in enumerate(self.ways):
@@ -70,14 +75,14 @@ class Route:
         together: dict[Any, Way] = {}
         kept: list[Way] = []
         for way in self.ways:
-            moved = way.settled != way.began
-            place = (way.topic, way.whole, way.around, way.mark, way.read.floor, way.stopped, way.careful, moved)
+            place = (way.topic, way.whole, way.around, way.mark, way.read.floor, way.stopped, way.careful)
             first = together.setdefault(place, way) if way.finished else way
             if first is way:
                 kept.append(way)
             else:
                 first.lanes |= way.lanes
                 first.anchors |= way.anchors
+                first.passed, first.caught_up = min(first.passed, way.passed), first.caught_up and way.caught_up
                 if way.stored != way.settled:  # what is not stored of one is not stored of both
                     first.stored = way.stored
         self.ways = kept

@@ -53,8 +53,10 @@ class Way:
     anchors: frozenset[Anchor]
     stored: Position = field(init=False)
     """What the newest tick says."""
-    began: Position = field(init=False)
-    """Where it was settled when its lanes were taken, or when it parted from another."""
+    passed: int = 0
+    """So many events were settled since its lanes were taken."""
+    caught_up: bool = False
+    """It heads for a snapshot that was taken after its lanes were."""
     stopped: bool = False
     """So many of its events are parked that it goes no further."""
     careful: int = 0
@@ -65,7 +67,7 @@ class Way:
     """Those that are not settled, in order; the last one is being read."""
 
     def __post_init__(self) -> None:
-        self.stored = self.began = self.settled
+        self.stored = self.settled
         self._batches = deque((_Batch(self.settled, self.settled.late_visible, not self.settled.is_at_end),))
 
     @property
@@ -106,6 +108,7 @@ class Way:
     def begin(self, mark: Mark, anchors: Iterable[Anchor], late: list[int] | None = None) -> None:
         """Begin the batch that ends at a newer snapshot."""
         position = self.read.towards(mark)
+        self.caught_up = True
         self.anchors |= frozenset(anchors)
         self._batches.append(_Batch(position, position.late_visible if late is None else late, True))
         self.settle(0, 0)
@@ -134,6 +137,7 @@ class Way:
     def settle(self, last: int, count: int) -> None:
         """Note that rows are settled."""
         self.settled = self.after(last, count)
+        self.passed, self.careful = self.passed + count, max(0, self.careful - count)
         while True:
             batch = self._batches[0]
             here = min(count, batch.flying)
@@ -144,7 +148,7 @@ class Way:
 
     def back_to(self, position: Position, topic: str) -> "Way":
         """Give the way of a topic from an earlier position on: what was given out of it comes out again."""
-        return Way(self.lanes, topic, self.whole, frozenset(), position, self.anchors)
+        return self._like(self.lanes, topic, frozenset(), position)
 
     def part(self, lanes: frozenset[int], topic: str | None = None) -> "Way":
         """Give a way of its own to some lanes, or to a topic of theirs, from where this one has read up to. Nothing of
@@ -152,8 +156,13 @@ class Way:
         batch = self._batches[-1]
         place = batch.position if batch.more else batch.position.at_end()
         around = self.around if topic is None else frozenset()
-        part = Way(lanes, topic or self.topic, self.whole, around, place, self.anchors, careful=self.careful)
+        part = self._like(lanes, topic or self.topic, around, place)
         part._batches[-1].late = list(batch.late)
+        return part
+
+    def _like(self, lanes: frozenset[int], topic: str | None, around: frozenset[str], place: Position) -> "Way":
+        part = Way(lanes, topic, self.whole, around, place, self.anchors)
+        part.careful, part.passed, part.caught_up = self.careful, self.passed, self.caught_up
         return part
 
 
