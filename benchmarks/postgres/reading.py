@@ -10,6 +10,7 @@ from benchmarks.measure import Goal, Progress, Row, in_rounds
 from benchmarks.postgres import shop
 from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.window import Settlement
+from pillarbox.daemon import collect_rarely
 from pillarbox.stores.postgres.rows import COLUMNS
 from servers.postgres import RunningPostgres
 
@@ -24,6 +25,7 @@ def rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]:
 
         def both() -> tuple[float, float]:
             shop.rewind(url)
+            collect_rarely()  # as the relay's process does; for both
             return asyncio.run(_store(url, count)), _select(url, count)
 
         return [in_rounds("PostgresStore.entries() and settle()", "events/s", both, tell, Goal(">=", 0.5))]
@@ -34,7 +36,9 @@ async def _store(url: str, count: int) -> float:
     await store.open()
     await store.take()
     began, found = perf_counter(), 0
-    while entries := await store.entries(CHUNK):
+    ahead = asyncio.create_task(store.entries(CHUNK))
+    while entries := await ahead:
+        ahead = asyncio.create_task(store.entries(CHUNK))  # as the relay does
         await store.settle(list(map(Settlement, entries, repeat(PUBLISHED))))
         found += len(entries)
     seconds = perf_counter() - began

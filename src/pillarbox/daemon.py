@@ -1,12 +1,25 @@
 """Daemon: what Relay and Consumer have in common: run, stop gracefully, live beside an application or as a process."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
+
+COLLECT_EVERY = 50_000
+
+
+def collect_rarely() -> None:
+    """Let the collector of cycles look seldom, and not at what is there already, in a process that is all ours.
+
+    Thousands of events come and go together, none of them in a cycle: looking through them took a third of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(COLLECT_EVERY, *gc.get_threshold()[1:])
 
 
 class Daemon(ABC):
@@ -33,6 +46,7 @@ class Daemon(ABC):
 
     def run_forever(self) -> None:
         """Block and run. SIGTERM or SIGINT drains and hands over; a second one stops at once."""
+        collect_rarely()
         asyncio.run(self._until_signalled())
 
     async def _until_signalled(self) -> None:

@@ -3,8 +3,6 @@
 Nothing is committed here, and no second connection is opened.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Unpack
 
 from pillarbox.core.event import Event
@@ -41,9 +39,14 @@ class Outbox:
         _check_transaction(connection)
         if (statement := postgres_insertion(events, self._place, on_duplicate)) is None:
             return
-        with _failures(), Cursor(connection, row_factory=tuple_row) as cursor:
+        cursor = Cursor(connection, row_factory=tuple_row)
+        try:
             cursor.execute(statement.sql.encode(), statement.parameters)
-            answer = cursor.fetchall() if statement.answers else ()
+        except psycopg.Error as error:
+            if _is_callers_own(error):
+                raise
+            raise error_of(error, error.sqlstate) from error
+        answer = cursor.fetchall() if statement.answers else ()
         refuse_duplicates(events, answer, on_duplicate)
 
 
@@ -64,10 +67,14 @@ class AsyncOutbox:
         _check_transaction(connection)
         if (statement := postgres_insertion(events, self._place, on_duplicate)) is None:
             return
-        with _failures():
-            async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
-                await cursor.execute(statement.sql.encode(), statement.parameters)
-                answer = await cursor.fetchall() if statement.answers else ()
+        cursor = AsyncCursor(connection, row_factory=tuple_row)
+        try:
+            await cursor.execute(statement.sql.encode(), statement.parameters)
+        except psycopg.Error as error:
+            if _is_callers_own(error):
+                raise
+            raise error_of(error, error.sqlstate) from error
+        answer = await cursor.fetchall() if statement.answers else ()
         refuse_duplicates(events, answer, on_duplicate)
 
 
@@ -93,12 +100,6 @@ def _in_transaction(connection: AnyConnection) -> bool:
     return connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Turn psycopg's errors into ours; its ProgrammingErrors without a code are the caller's own and stay."""
-    try:
-        yield
-    except psycopg.Error as error:
-        if error.sqlstate is None and not isinstance(error, psycopg.OperationalError):
-            raise
-        raise error_of(error, error.sqlstate) from error
+def _is_callers_own(error: psycopg.Error) -> bool:
+    """Tell whether an error is about how psycopg was used, and not about what the server said."""
+    return error.sqlstate is None and not isinstance(error, psycopg.OperationalError)

@@ -49,18 +49,18 @@ MUTANTS: dict[str, Mutant] = {
             )
         },
     ),
-    "late above the log's end": InSql("chunk", {"o.xid = l.xid AND o.id > _last": "o.xid = l.xid AND o.id > _after"}),
-    "behind the oldest": InSql("chunk", {"pg_visible_in_snapshot(o.xid, _s2)": "o.xid < pg_snapshot_xmin(_s2)"}),
-    "beyond the snapshot": InSql("chunk", {"pg_visible_in_snapshot(o.xid, _s2)": "true"}),
+    "late above the log's end": InSql("more", {"o.xid = l.xid AND o.id > _last": "o.xid = l.xid AND o.id > _after"}),
+    "behind the oldest": InSql("more", {"pg_visible_in_snapshot(o.xid, _s2)": "o.xid < pg_snapshot_xmin(_s2)"}),
+    "beyond the snapshot": InSql("more", {"pg_visible_in_snapshot(o.xid, _s2)": "true"}),
     "transactions first": InSql(
-        "chunk",
+        "more",
         {
             "ORDER BY o.id LIMIT _rows": "ORDER BY o.xid, o.id LIMIT _rows",
             "ORDER BY id LIMIT _rows": "ORDER BY xid, id LIMIT _rows",
         },
     ),
     "time first": InSql(
-        "chunk",
+        "more",
         {
             "ORDER BY o.id LIMIT _rows": "ORDER BY o.created_at, o.id LIMIT _rows",
             "ORDER BY id LIMIT _rows": "ORDER BY created_at, id LIMIT _rows",

@@ -37,7 +37,7 @@ from tests.integration.postgres_bench import (
 
 MUTANTS: dict[str, Mutant] = {
     "no late transactions": InPython(Position, "late", property(lambda self: [])),
-    "around forgotten": InSql("chunk", {"AND o.topic <> ALL (_around)": ""}),
+    "around forgotten": InSql("more", {"AND o.topic <> ALL (_around)": ""}),
     "an end that comes late": InSql(
         "settle",
         {

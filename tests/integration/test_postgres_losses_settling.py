@@ -45,7 +45,7 @@ MUTANTS: dict[str, Mutant] = {
     "parked again": InSql("settle", {"WHERE NOT EXISTS (SELECT 1 FROM public.pillarbox_parked there": (
         "WHERE true OR NOT EXISTS (SELECT 1 FROM public.pillarbox_parked there")}),
     "memory kept": InSource(Log, "_write", {"self.forget()": "pass"}),
-    "any size": InSql("chunk", {"WHERE coalesce(bytes_before, 0) < _bytes": "WHERE true"}),
+    "any size": InSql("more", {"WHERE coalesce(bytes_before, 0) < _bytes": "WHERE true"}),
     "the end too soon": InSource(Log, "_give", {"and 4 * sum(len(entry.data) for entry in entries) < CHUNK": ""}),
 }  # fmt: skip
 CASES = Cases(MUTANTS)

@@ -33,6 +33,8 @@ def urls(draw: st.DrawFn) -> str:
     scheme, secret, end = draw(schemes), draw(secrets), draw(ends)
     if draw(st.booleans()):
         user = draw(users)
+        if scheme == "postgresql" and ":" not in user:  # a database's user without a password is no secret
+            user = "me:"
         if ":" not in user:  # what stands before the first colon is a name, and a third slash begins a path
             secret = secret.replace(":", "").lstrip("/")
         return f"{scheme}://{user}{secret}@{end}"

@@ -5,6 +5,7 @@ lose it; plans that matter are kept inside functions.
 """
 
 import asyncio
+import select
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ try:
     from psycopg import errors
     from psycopg.adapt import Loader
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.waiting import Ready, Wait
 except ImportError as error:
     raise MissingExtra("postgres", "a postgresql:// database") from error
 
@@ -42,6 +44,25 @@ class _InUtc(Loader):
 
     def load(self, data: Any) -> datetime:
         return _EPOCH + timedelta(0, 0, _instant(data)[0])
+
+
+class _Streaming(psycopg.AsyncConnection[Any]):
+    """Takes what has arrived of an answer at once, instead of going through the loop for each packet."""
+
+    async def wait(self, gen: Any, *more: Any, **named: Any) -> Any:
+        return await super().wait(self._stream(gen), *more, **named)
+
+    def _stream(self, gen: Any) -> Any:
+        arrived = select.poll()
+        arrived.register(self.pgconn.socket, select.POLLIN)
+        try:
+            ready = yield next(gen)
+            while True:
+                wants = gen.send(ready)
+                there = ready == Ready.R and wants == Wait.R and arrived.poll(0)
+                ready = Ready.R if there else (yield wants)
+        except StopIteration as end:
+            return end.value
 
 
 class Connection:
@@ -101,7 +122,7 @@ class Connection:
                 raise
 
     async def _connect(self) -> "psycopg.AsyncConnection[Any]":
-        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=None)
+        connection = await _Streaming.connect(self._conninfo, autocommit=True, prepare_threshold=None)
         self._connection = connection
         connection.add_notice_handler(self._notice)
         if connection.info.parameter_status("TimeZone") not in ("UTC", "Etc/UTC"):

@@ -8,11 +8,13 @@ that the cluster is the same, and that our lanes are ours; otherwise everything 
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 from uuid import UUID, uuid4
 
 from pillarbox.core.entry import Entry
-from pillarbox.core.retry import Dead, Published, RetryAt
+from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.snapshot import Mark, Snapshot
 from pillarbox.core.window import Detoured, Settlement
@@ -25,10 +27,14 @@ from pillarbox.stores.postgres.parking import CHUNK, ParkingLot
 from pillarbox.stores.postgres.positions import Positions
 from pillarbox.stores.postgres.route import Route
 from pillarbox.stores.postgres.rows import entries_of
-from pillarbox.stores.postgres.ways import Anchor, Way, mask_of, position_json
+from pillarbox.stores.postgres.ways import Anchor, Way, array_of, mask_of, position_json
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 Settlements = Sequence[Settlement[Entry]]
+HELD = "%s::smallint[], %s::bigint[], %s::bigint[], %s::uuid[], %s"
+"""What memory rests on, in a statement."""
+PAYLOAD = 6
+"""The column that holds the header, in the first row of an answer."""
 STALE = 2.0
 """Seconds after which a lane without events moves on too, if others write."""
 
@@ -171,21 +177,11 @@ class Log:
         asked = 1 if way.careful else room
         position = way.read
         last = max(position.last, position.floor)
+        sql = f"SELECT * FROM {self._p}more({HELD}, %s, %s, %s, %s::xid8, %s::pg_snapshot, %s::xid8[], %s, %s, %s, %s)"
         parameters = [
-            *self._held(way.anchors),
-            way.lane_filter, way.topic, sorted(way.around), str(position.before.x), str(position.upto.snapshot),
-            [str(xid) for xid in way.late], max(position.before.m, last), last, asked, CHUNK,
+            *self._held(way.anchors), mask_of(way.lane_filter), way.topic, sorted(way.around), str(position.before.x),
+            str(position.upto.snapshot), array_of(way.late), max(position.before.m, last), last, asked, CHUNK,
         ]  # fmt: skip
-        sql = (
-            f"WITH held AS MATERIALIZED (SELECT {self._p}held(%s, %s, %s, %s, %s) AS ok)"
-            f" SELECT c.*, NULL::json FROM held CROSS JOIN LATERAL {self._p}chunk("
-            "%s, %s, %s, %s::xid8, %s::pg_snapshot, %s::text[]::xid8[], %s, %s, %s, %s) c WHERE held.ok"
-            " UNION ALL SELECT 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,"
-            f" json_build_object('held', held.ok, 'paused', (SELECT coalesce(array_agg(topic), '{{}}')"
-            f" FROM {self._p}pauses), 'parked', EXISTS (SELECT 1 FROM {self._p}parked k"
-            " WHERE k.state IN ('retrying', 'blocked', 'dead', 'delayed')))"
-            " FROM held"
-        )
         rows, header = await self._read(sql, parameters)
         if self._pause(header):
             return []
@@ -217,15 +213,15 @@ class Log:
         """Write the statement that begins a batch."""
         base = leader.read.at_end()
         return (
-            f"SELECT * FROM {self._p}poll(%s, %s, %s, %s, %s, %s, %s, %s, %s, %s,"
+            f"SELECT * FROM {self._p}poll(%s, {HELD}, %s, %s, %s,"
             " %s::pg_snapshot, %s::xid8, %s, %s::pg_snapshot, %s::xid8, %s, %s, %s,"
-            " %s::xid8, %s, %s::text[]::xid8[], %s, %s, %s, %s, %s, %s, %s)",
+            " %s::xid8, %s, %s::xid8[], %s, %s, %s, %s, %s, %s, %s)",
             [
                 self._lanes.owner,
                 *self._held(leader.anchors.union(*(way.anchors for way in others))),
-                token, sorted(leader.lanes), mask_of(leader.lanes), sorted(leader.around),
+                token, mask_of(leader.lanes), sorted(leader.around),
                 *position_json(leader.settled).values(),
-                str(base.before.x), base.before.m, [str(xid) for xid in base.late],
+                str(base.before.x), base.before.m, array_of(base.late),
                 sorted(way.topic for way in others if way.whole and way.topic),
                 self._published, self._failed, asked, CHUNK,
                 any(not way.whole for way in others),  # they need a newer snapshot, whatever is new
@@ -239,7 +235,8 @@ class Log:
         try:
             rows = await self._connection.run_sure(sql, parameters)
             self._same(generation)
-            header = next(row[15] for row in rows if row[15] is not None)
+            rows.sort(key=_id)
+            header = json.loads(rows[0][PAYLOAD])
             if not header["held"]:
                 raise LaneLost("another relay has taken lanes, or the server is not the one it was")
             if not header["parked"]:
@@ -250,7 +247,7 @@ class Log:
         except BaseException:
             self.forget()
             raise
-        return sorted((row for row in rows if row[15] is None), key=_id), header
+        return rows[1:], header
 
     def _pause(self, header: dict[str, Any]) -> bool:
         """Note what is paused; True if that is news: then nothing of what was read is given out."""
@@ -258,10 +255,10 @@ class Log:
         return bool((self._paused | self._lot.held) - self._route.paused)
 
     async def _give(self, way: Way, rows: list[Any], asked: int) -> list[Entry]:
-        entries = entries_of(row[:15] for row in rows)
+        entries = entries_of(rows)
         if entries:
             way.give(entries[-1].position, len(entries))
-            self._given.update(dict.fromkeys((entry.position for entry in entries), way))
+            self._given.update(dict.fromkeys(map(_id, entries), way))
         # A character is at most four bytes: below that, the size did not cut anything off.
         if len(entries) < asked and 4 * sum(len(entry.data) for entry in entries) < CHUNK:
             way.end()
@@ -306,6 +303,8 @@ class Log:
     async def _record(self, settlements: Settlements) -> None:
         async with self._one_writer:
             generation = self._generation
+            if not self._is_due() and self._all_published(settlements):
+                return
             log = self._accept(settlements)
             lot = [settlement for settlement in settlements if settlement.item.parked]
             parked = self._lot.parked(settlement for _, settlement in log)
@@ -320,18 +319,38 @@ class Log:
                 self._route.send_back(way, detour)
             for way, last, count in _moves(log):
                 way.settle(last, count)
-            for _, settlement in log:
-                self._given.pop(settlement.item.position, None)
-            for way in self._route.ways:
-                way.waits_for &= self._given.keys()
+            self._forget_given(settlement.item.position for _, settlement in log)
             self._lot.back(lot)
             await self._careful.landed(self._connection, [settlement.item for settlement in settlements])
             self._same(generation)
             if parked or settled:
                 await self._lot.look(self._connection, self._lanes.epochs)
                 self._same(generation)
-            if not self._given:
-                self._news.set()
+
+    def _all_published(self, settlements: Settlements) -> bool:
+        """Move over entries if they are the next ones of one way and all published, as they mostly are: then nothing
+        is to be written."""
+        positions = [entry[0] for entry, verdict in settlements if verdict is PUBLISHED and not entry.parked]
+        count = len(positions)
+        ways = set(islice(self._given.values(), count))
+        if count != len(settlements) or len(ways) != 1 or positions != list(islice(self._given, count)):
+            return False
+        [way] = ways
+        if way.careful:
+            return False
+        self._published += count
+        way.settle(positions[-1], count)
+        self._forget_given(positions)
+        return True
+
+    def _forget_given(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            self._given.pop(position, None)
+        for way in self._route.ways:
+            if way.waits_for:
+                way.waits_for &= self._given.keys()
+        if not self._given:
+            self._news.set()
 
     def _sent_back(self, log: Sequence[tuple[Way, Settlement[Entry]]]) -> list[tuple[Way, Way]]:
         """Let a detour begin before the first event of a topic that goes back, on each way."""
@@ -413,7 +432,7 @@ class Log:
         self._hooks.reach(Moment.SETTLING, ticks=len(ticks))
         try:
             written = await self._connection.run_sure(
-                f"SELECT token, n FROM {self._p}settle(%s, %s, %s, %s, %s, %s, %s::json, %s::json, %s::json)",
+                f"SELECT token, n FROM {self._p}settle(%s, {HELD}, %s::json, %s::json, %s::json)",
                 [self._lanes.owner, *self._held(anchors), *map(json.dumps, (rows, parked, settled))],
             )
             self._same(generation)
@@ -435,8 +454,8 @@ class Log:
         epochs = self._lanes.epochs
         ticks = list(anchors)
         return [
-            list(epochs), list(epochs.values()), [tick.n for tick in ticks], [tick.token for tick in ticks],
-            self._cluster,
+            array_of(epochs), array_of(epochs.values()),
+            array_of(tick.n for tick in ticks), array_of(tick.token for tick in ticks), self._cluster,
         ]  # fmt: skip
 
     def _hold(self) -> None:
@@ -462,6 +481,4 @@ def _moves(log: Sequence[tuple[Way, Settlement[Entry]]]) -> list[tuple[Way, int,
     return [(way, last[way], count[way]) for way in last]
 
 
-def _id(row: Sequence[Any]) -> int:
-    id: int = row[0]
-    return id
+_id = itemgetter(0)  # of a row, and of an entry

@@ -177,6 +177,11 @@ def lanes_of(mask: int) -> frozenset[int]:
     return frozenset(lane for lane in ALL_LANES if mask >> lane & 1)
 
 
+def array_of(values: Iterable[object]) -> str:
+    """Write numbers or ids as an array's text: a driver takes long over lists of them."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
 def position_of(row: Any) -> Position:
     """Read s1, x1, m1, s2, x2, m2, last_id, floor_id."""
     s1, x1, m1, s2, x2, m2, last, floor = row

@@ -1,4 +1,4 @@
--- Pillarbox on PostgreSQL 14 to 18, version 1. {p} stands for the schema and the tables' prefix ("public.pillarbox_").
+-- Pillarbox on PostgreSQL 14 to 18, version 1. Schema and prefix of the tables: {p}
 
 -- The log: only ever inserted into by applications, only ever deleted from by retention. Progress is a position in
 -- {p}ticks, not a column. It is there already if the application's own migrations made it.
@@ -24,12 +24,13 @@ CREATE TABLE IF NOT EXISTS {p}outbox (
                             CASE WHEN aggregate_id = '' THEN event_id::text ELSE aggregate_type || ':' || aggregate_id END,
                             '\', '\\')::bytea), 0) & 63) STORED,
     -- What the relay could not read is refused at once.
-    CHECK ((payload IS NULL) <> (body IS NULL)),
-    CHECK (event_type <> '' AND topic <> ''),
-    CHECK (number >= 0),
-    CHECK (available_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00'),
-    CHECK (occurred_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00'),
-    CHECK (created_at BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00')
+    -- PostgreSQL reads each constraint anew for each statement: so few words as can be.
+    CONSTRAINT {prefix}outbox_payload_or_body CHECK (num_nonnulls(payload, body) = 1),
+    CONSTRAINT {prefix}outbox_type_and_topic CHECK (event_type <> '' AND topic <> ''),
+    CONSTRAINT {prefix}outbox_number CHECK (number >= 0),
+    CONSTRAINT {prefix}outbox_instants CHECK (
+        least(available_at, occurred_at, created_at) >= '0001-01-01 00:00:00+00'
+        AND greatest(available_at, occurred_at, created_at) <= '9999-12-31 23:59:59.999999+00')
 );
 -- Never compressed: a row without toast is then as small as it looks, and the relay can trust its size.
 ALTER TABLE {p}outbox ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL;

@@ -4,21 +4,26 @@
 
 -- Whether what a relay has in memory still holds: its lanes under their epochs, the ticks it came from, the cluster.
 CREATE FUNCTION {p}held(_lanes smallint[], _epochs bigint[], _ns bigint[], _tokens uuid[], _cluster text)
-RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT (SELECT count(*) FROM {p}lanes l
+RETURNS boolean LANGUAGE plpgsql STABLE   -- in sql it would be planned at every call
+SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM {p}lanes l
               JOIN unnest(_lanes, _epochs) mine(lane, epoch) ON l.lane = mine.lane AND l.epoch = mine.epoch)
             = cardinality(_lanes)
        AND (SELECT count(*) FROM {p}ticks t
               JOIN unnest(_ns, _tokens) came(n, token) ON t.n = came.n AND t.token = came.token)
             = cardinality(_ns)
-       AND {p}cluster() = _cluster
-$$;
+       AND {p}cluster() = _cluster;
+END $$;
 
 -- The next rows of a batch in the order of ids: the main part above _after, and of each transaction in _late what is
 -- above _last. Each is read by its own index; as one condition the planner would walk the whole backlog every time.
--- At most _rows, at most about _bytes of payload, at least one; `filled` if there may be more.
-CREATE FUNCTION {p}chunk(
-    _lanes smallint[], _topic text, _around text[], _x1 xid8, _s2 pg_snapshot, _late xid8[], _after bigint,
+-- At most _rows, at most about _bytes of payload, at least one. Before them comes the header, as the payload of id 0;
+-- it comes alone if what the relay has in memory does not hold any more.
+CREATE FUNCTION {p}more(
+    _held_lanes smallint[], _epochs bigint[], _ns bigint[], _tokens uuid[], _cluster text,
+    _lanes bigint, _topic text, _around text[], _x1 xid8, _s2 pg_snapshot, _late xid8[], _after bigint,
     _last bigint, _rows integer, _bytes bigint)
 RETURNS TABLE (
     id bigint, event_id text, aggregate_type text, aggregate_id text, event_type text, topic text, payload text,
@@ -27,10 +32,21 @@ RETURNS TABLE (
 LANGUAGE plpgsql STABLE ROWS 1000
 -- Statistics taken on an empty outbox would otherwise make every poll sort the backlog.
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
-SET max_parallel_workers_per_gather = 0
+SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
+DECLARE
+    held boolean := {p}held(_held_lanes, _epochs, _ns, _tokens, _cluster);
 BEGIN
+    id := 0;
+    payload := json_build_object(
+        'held', held,
+        'paused', (SELECT coalesce(array_agg(p.topic), '{}') FROM {p}pauses p),
+        'parked', EXISTS (SELECT 1 FROM {p}parked k WHERE k.state IN ('retrying', 'blocked', 'dead', 'delayed')));
+    RETURN NEXT;
+    IF NOT held THEN
+        RETURN;
+    END IF;
     -- Without toast a row is at most a page: so many are never too much.
     IF cardinality(_late) = 0 AND pg_relation_size(
         (SELECT reltoastrelid FROM pg_catalog.pg_class c WHERE c.oid = '{p}outbox'::regclass)) = 0
@@ -39,7 +55,7 @@ BEGIN
         SELECT o.id, o.event_id::text, o.aggregate_type, o.aggregate_id, o.event_type, o.topic, o.payload::text, o.body,
                o.content_type, o.headers::text, o.idempotency_key, o.number, o.available_at, o.occurred_at, o.created_at
         FROM {p}outbox o
-        WHERE o.id > _after AND o.xid > _x1 AND pg_visible_in_snapshot(o.xid, _s2) AND o.lane = ANY (_lanes)
+        WHERE o.id > _after AND o.xid > _x1 AND pg_visible_in_snapshot(o.xid, _s2) AND _lanes & (1::bigint << o.lane) <> 0
           AND (_topic IS NULL OR o.topic = _topic) AND o.topic <> ALL (_around)
         ORDER BY o.id LIMIT _rows;
         RETURN;
@@ -53,13 +69,13 @@ BEGIN
         FROM (
             SELECT * FROM (
                 SELECT o.* FROM {p}outbox o
-                WHERE o.id > _after AND o.xid > _x1 AND pg_visible_in_snapshot(o.xid, _s2) AND o.lane = ANY (_lanes)
+                WHERE o.id > _after AND o.xid > _x1 AND pg_visible_in_snapshot(o.xid, _s2) AND _lanes & (1::bigint << o.lane) <> 0
                   AND (_topic IS NULL OR o.topic = _topic) AND o.topic <> ALL (_around)
                 ORDER BY o.id LIMIT _rows) main
             UNION ALL
             SELECT of_one.* FROM unnest(_late) l(xid) CROSS JOIN LATERAL (
                 SELECT o.* FROM {p}outbox o
-                WHERE o.xid = l.xid AND o.id > _last AND pg_visible_in_snapshot(o.xid, _s2) AND o.lane = ANY (_lanes)
+                WHERE o.xid = l.xid AND o.id > _last AND pg_visible_in_snapshot(o.xid, _s2) AND _lanes & (1::bigint << o.lane) <> 0
                   AND (_topic IS NULL OR o.topic = _topic) AND o.topic <> ALL (_around)
                 ORDER BY o.id LIMIT _rows) of_one
             ORDER BY id LIMIT _rows) both_parts) o
@@ -69,35 +85,34 @@ END $$;
 
 -- Begin a batch above a snapshot that was stored before (_base_x, _base_m, _late): a new snapshot, first rows and a durable
 -- tick that names the snapshot, in one statement and in a transaction that had no xid before. The tick also says where
--- the lanes are settled. Nothing is written if there is nothing. The row with a header comes once.
+-- the lanes are settled. Nothing is written if there is nothing.
 CREATE FUNCTION {p}poll(
     _owner text, _held_lanes smallint[], _epochs bigint[], _ns bigint[], _tokens uuid[], _cluster text,
-    _token uuid, _lanes smallint[], _mask bigint, _around text[],
+    _token uuid, _lanes bigint, _around text[],
     _s1 pg_snapshot, _x1 xid8, _m1 bigint, _s2 pg_snapshot, _x2 xid8, _m2 bigint, _last bigint, _floor bigint,
-    _base_x xid8, _base_m bigint, _late xid8[], _watch text[], _published integer, _failed integer, _rows integer, _bytes bigint, _force boolean,
-    _stale boolean)
+    _base_x xid8, _base_m bigint, _late xid8[], _watch text[], _published integer, _failed integer, _rows integer,
+    _bytes bigint, _force boolean, _stale boolean)
 RETURNS TABLE (
     id bigint, event_id text, aggregate_type text, aggregate_id text, event_type text, topic text, payload text,
     body bytea, content_type text, headers text, idempotency_key text, number bigint, available_at timestamptz,
-    occurred_at timestamptz, created_at timestamptz, header json)
+    occurred_at timestamptz, created_at timestamptz)
 LANGUAGE plpgsql VOLATILE ROWS 1000
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
-SET max_parallel_workers_per_gather = 0
+SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    WITH held AS MATERIALIZED (
-        SELECT {p}held(_held_lanes, _epochs, _ns, _tokens, _cluster) AS ok),
-    late AS MATERIALIZED (
+    WITH late AS MATERIALIZED (
         SELECT coalesce(array_agg(l.xid), '{}') AS xids FROM unnest(_late) l(xid)
         WHERE pg_visible_in_snapshot(l.xid, pg_current_snapshot())
-          AND EXISTS (SELECT 1 FROM {p}outbox o WHERE o.xid = l.xid AND o.id > _floor AND o.lane = ANY (_lanes))),
-    chunk AS MATERIALIZED (
-        SELECT c.* FROM held CROSS JOIN late CROSS JOIN LATERAL {p}chunk(
-            _lanes, NULL, _around, _base_x, pg_current_snapshot(), late.xids, greatest(_base_m, _floor), _floor, _rows,
-            _bytes) c
-        WHERE held.ok),
+          AND EXISTS (SELECT 1 FROM {p}outbox o
+                      WHERE o.xid = l.xid AND o.id > _floor AND _lanes & (1::bigint << o.lane) <> 0)),
+    found AS MATERIALIZED (
+        SELECT f.* FROM late CROSS JOIN LATERAL {p}more(
+            _held_lanes, _epochs, _ns, _tokens, _cluster, _lanes, NULL, _around, _base_x, pg_current_snapshot(),
+            late.xids, greatest(_base_m, _floor), _floor, _rows, _bytes) f),
+    header AS MATERIALIZED (SELECT f.payload::jsonb AS words FROM found f WHERE f.id = 0),
     reached AS MATERIALIZED (
         SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS m3 FROM {sequence}),
     -- Roles and databases may have it off; what a snapshot shows must be on disk before it is published.
@@ -107,11 +122,11 @@ BEGIN
     tick AS (
         INSERT INTO {p}ticks (token, owner, lanes, around, s1, x1, m1, s2, x2, m2, last_id, floor_id, published, failed,
                               cluster, s3, m3, x3)
-        SELECT _token, _owner, _mask, _around, _s1, _x1, _m1, _s2, _x2, _m2, _last, _floor, _published, _failed,
+        SELECT _token, _owner, _lanes, _around, _s1, _x1, _m1, _s2, _x2, _m2, _last, _floor, _published, _failed,
                _cluster, pg_current_snapshot(), reached.m3, pg_current_xact_id()
-        FROM held, late, reached, durable
-        WHERE held.ok AND pg_current_xact_id_if_assigned() IS NULL
-          AND (_force OR late.xids <> '{}' OR EXISTS (SELECT 1 FROM chunk)
+        FROM header, late, reached, durable
+        WHERE header.words -> 'held' = 'true' AND pg_current_xact_id_if_assigned() IS NULL
+          AND (_force OR late.xids <> '{}' OR EXISTS (SELECT 1 FROM found f WHERE f.id > 0)
                OR (_watch <> '{}' AND EXISTS (
                    SELECT 1 FROM {p}outbox o WHERE o.id > greatest(_base_m, _floor) AND o.topic = ANY (_watch)))
                -- A lane without events must move on too, or its polls walk over everybody else's rows. Our own tick
@@ -119,15 +134,11 @@ BEGIN
                OR pg_snapshot_xmax(pg_current_snapshot())::text::bigint - _base_x::text::bigint > 10000
                OR (_stale AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - _base_x::text::bigint > 1))
         RETURNING n, s3, m3, x3)
-    SELECT 0::bigint, NULL, NULL, NULL, NULL, NULL, NULL, NULL::bytea, NULL, NULL, NULL, NULL::bigint,
-           NULL::timestamptz, NULL::timestamptz, NULL::timestamptz,
-           json_build_object(
-               'held', held.ok, 'late', late.xids, 'n', tick.n, 's3', tick.s3, 'm3', tick.m3, 'x3', tick.x3,
-               'paused', (SELECT coalesce(array_agg(p.topic), '{}') FROM {p}pauses p),
-               'parked', EXISTS (SELECT 1 FROM {p}parked k WHERE k.state IN ('retrying', 'blocked', 'dead', 'delayed')))
-    FROM held CROSS JOIN late LEFT JOIN tick ON true
-    UNION ALL
-    SELECT chunk.*, NULL FROM chunk;
+    SELECT f.id, f.event_id, f.aggregate_type, f.aggregate_id, f.event_type, f.topic,
+           CASE WHEN f.id > 0 THEN f.payload ELSE (header.words || jsonb_build_object(
+               'late', late.xids, 'n', tick.n, 's3', tick.s3, 'm3', tick.m3, 'x3', tick.x3))::text END,
+           f.body, f.content_type, f.headers, f.idempotency_key, f.number, f.available_at, f.occurred_at, f.created_at
+    FROM found f CROSS JOIN header CROSS JOIN late LEFT JOIN tick ON true;
 END $$;
 
 -- Record, atomically: where the positions are, what is parked, what has become of what was parked.
