@@ -1,11 +1,14 @@
 """Several relays on one PostgreSQL: who has lost its lanes changes nothing any more."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 import pytest
 
+from pillarbox.core.message import Message
 from pillarbox.errors import LaneLost, StoreUnavailable
+from pillarbox.wiring import Relay
 from tests.integration.postgres_world import EPOCHS_UNCHECKED, Mutant, SlowRelay, add, migrate, run
 
 EVENTS = [f"event-{n}" for n in range(10)]
@@ -69,3 +72,17 @@ async def test_relays_that_start_at_the_same_time_take_no_lane_from_each_other(d
             await asyncio.gather(first.store.take(), second.store.take())
             await asyncio.gather(first.store.renew(None), second.store.renew(None))  # raises if a lane was lost
     assert run(database, "SELECT max(crashes) FROM pillarbox_lanes") == [(0,)]
+
+
+async def test_running_once_carries_everything_although_relays_died_before(database: str) -> None:
+    await migrate(database)
+    many = [f"event-{n}" for n in range(60)]
+    add(database, *many)
+    run(database, "UPDATE pillarbox_lanes SET owner = 'dead', crashes = 5")
+    published: list[str] = []
+
+    async def publish(messages: Sequence[Message]) -> None:
+        published.extend(message.headers["type"] for message in messages)
+
+    assert await Relay(database=database, publish=publish).run_once() == 60
+    assert published == many

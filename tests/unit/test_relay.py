@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from pillarbox.brokers.memory import MemoryBroker
+from pillarbox.core.entry import Entry
 from pillarbox.core.event import Event
 from pillarbox.core.message import Message, identity
+from pillarbox.core.window import Settlement
 from pillarbox.errors import (
     BrokerUnavailable,
     PublishError,
@@ -285,6 +287,100 @@ def test_running_once_beside_another_relay_says_so() -> None:
             await scene.eventually(lambda: Moment.LANES_TAKEN in scene.heard)
             with pytest.raises(StoreUnavailable, match="another relay is at work"):
                 await scene.relay("b", store=Alone).run_once()
+
+    play(act)
+
+
+class OneAtATime(MemoryStore):
+    """Gives nothing out before the last one is settled, and takes its time to settle."""
+
+    given = False
+
+    async def entries(self, room: int) -> Sequence[Entry]:
+        entries = [] if self.given else await super().entries(1)
+        self.given = self.given or bool(entries)
+        return entries
+
+    async def settle(self, settlements: Sequence[Settlement[Entry]]) -> None:
+        await asyncio.sleep(1)
+        await super().settle(settlements)
+        self.given = False
+
+
+def test_running_once_does_not_end_while_the_last_one_is_being_settled() -> None:
+    async def act(scene: Scene) -> None:
+        scene.place(10)
+        scene.broker.latency = lambda: 0.02  # answers come while the next read naps
+        assert await scene.relay(store=OneAtATime).run_once() == 10
+
+    play(act)
+
+
+async def half_taken(scene: Scene) -> MemoryStore:
+    """Let another relay hold one half of the lanes; it does nothing with them."""
+    other = MemoryStore(scene.database, "other", lease=SETTINGS.relay.lease)
+    lanes = (await other.take()).lanes
+    await other.release(sorted(lanes)[: len(lanes) // 2])
+    return other
+
+
+def test_running_once_carries_what_a_relay_leaves_that_hangs() -> None:
+    async def act(scene: Scene) -> None:
+        scene.place(50, orders=50)
+        await half_taken(scene)
+        assert await scene.relay().run_once() == 50
+
+    play(act)
+
+
+def test_running_once_leaves_the_lanes_of_another_relay_that_lives_and_says_so() -> None:
+    async def act(scene: Scene) -> None:
+        scene.place(50, orders=50)
+        other = await half_taken(scene)
+
+        async def live() -> None:
+            while True:
+                await other.renew(None)
+                await asyncio.sleep(1)
+
+        alive = asyncio.create_task(live())
+        with pytest.raises(StoreUnavailable, match=r"published \d+; the rest was left to another relay.* 32 of 64"):
+            await scene.relay().run_once()
+        assert 0 < len(scene.published) < 50
+        assert len((await MemoryStore(scene.database, "next").take()).lanes) > 0, "its lanes are free"
+        await scene.desk.pause("order-events", "me", "nobody waits for what is paused")
+        await scene.relay("b").run_once()
+        alive.cancel()
+
+    play(act)
+
+
+class AwayAtFirst(MemoryStore):
+    """Cannot be reached for the first three times."""
+
+    tries = 0
+
+    async def open(self) -> None:
+        self.tries += 1
+        if self.tries <= 3:
+            raise StoreUnavailable("no route to host")
+        await super().open()
+
+
+def test_a_relay_that_starts_while_the_store_is_away_waits_for_it() -> None:
+    async def act(scene: Scene) -> None:
+        scene.place(5)
+        async with scene.relay(store=AwayAtFirst):
+            assert Moment.STORE_AWAY in scene.heard
+            await scene.eventually(lambda: len(scene.published) == 5)
+
+    play(act)
+
+
+def test_running_once_while_the_store_is_away_says_so() -> None:
+    async def act(scene: Scene) -> None:
+        with pytest.raises(StoreUnavailable, match="no route to host"):
+            await scene.relay(store=AwayAtFirst).run_once()
 
     play(act)
 

@@ -76,14 +76,19 @@ class Chores:
     async def _balance(self, holding: Holding) -> None:
         """Move towards the fair share: take what is free, or drain and give back what is too much."""
         if len(holding.lanes) < holding.share:
-            await self._store.take()
+            self._note_share(len(holding.lanes), await self._store.take())
             self._pump.ring()
         elif surplus := sorted(holding.lanes)[holding.share :]:
             try:
                 if await self._pump.holds_still(self._lease.lasts / 2):
                     await self._store.release(surplus)
+                    self._hooks.reach(Moment.LANES_SHARED, lanes=holding.share)
             finally:
                 self._pump.go_on()
+
+    def _note_share(self, before: int, holding: Holding) -> None:
+        if len(holding.lanes) != before:
+            self._hooks.reach(Moment.LANES_SHARED, lanes=len(holding.lanes))
 
     async def _prune(self) -> None:
         for _ in range(PRUNE_BATCHES):

@@ -62,11 +62,12 @@ class Pump:
     async def run(self, *, once: bool = False) -> None:
         """Carry entries until drained; with `once`, until the source is empty."""
         window, source = self._window, self._source
+        self._reading.empty = False  # that was another run
         while True:
             back = self._enter(self._reading.take())
             if self._finished(once):
                 return
-            self._reading.go_on(lambda: window.room, window.__len__)
+            self._reading.go_on(lambda: window.room, lambda: len(window) + self._settling)
             self._send()
             await self._news()
             verdicts = self._verdicts()

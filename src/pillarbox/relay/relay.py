@@ -8,15 +8,17 @@ from typing import NamedTuple
 
 from pillarbox.core.pacing import Pacing
 from pillarbox.core.retry import RetryPolicy
-from pillarbox.core.routing import Topics
+from pillarbox.core.routing import LANES, Topics
 from pillarbox.daemon import Daemon
-from pillarbox.errors import LaneLost, StoreUnavailable
-from pillarbox.ports import Clock, Publisher, Retention, Store
+from pillarbox.errors import BrokerUnavailable, LaneLost, StoreUnavailable
+from pillarbox.ports import Clock, Publisher, Retention, Stats, Store
 from pillarbox.relay.chores import Chores, Lease
 from pillarbox.relay.pump import Pump, Rules
 from pillarbox.settings import Settings
 from pillarbox.telemetry.hooks import Hooks, Moment
 
+OPEN_EVERY = 1.0
+"""How often a relay that starts while the database is away tries again, in seconds."""
 TAKE_EVERY = 0.1
 """How often a relay without lanes looks for free ones, in seconds: a dead holder is replaced at once."""
 
@@ -70,9 +72,7 @@ class Relay(Daemon):
         self._loop = asyncio.get_running_loop()
         pump = self._pump = Pump(store, publisher, self._rules(), self._clock, self._hooks, lease.check)
         try:
-            await store.open()
-            await store.check()
-            self._started.set()
+            await self._open(store, once)
             await self._hold_and_pump(store, pump, lease, once)
         finally:
             self._pump = None
@@ -81,6 +81,21 @@ class Relay(Daemon):
             await store.close()
         return pump.published
 
+    async def _open(self, store: Store, once: bool) -> None:
+        """Connect and check the tables; unless it is for once, a database that is away is waited for."""
+        while not self.stopping:
+            try:
+                await store.open()
+                await store.check()
+                break
+            except StoreUnavailable as error:
+                if once:
+                    raise
+                self._hooks.reach(Moment.STORE_AWAY, error=str(error))
+                self._started.set()  # what it lives beside need not wait
+                await self._sleep(OPEN_EVERY)
+        self._started.set()
+
     async def _hold_and_pump(self, store: Store, pump: Pump, lease: Lease, once: bool) -> None:
         """Take lanes and pump until drained; after a loss of lanes forget everything and begin again."""
         while not self.stopping:
@@ -88,14 +103,16 @@ class Relay(Daemon):
                 if not await self._take(store, lease, once):
                     return
                 await self._carry(store, pump, lease, once)
+                if once:
+                    await self._carry_what_others_leave(store, pump, lease)
                 await self._let_go(store)
                 return
             except LaneLost as lost:
                 self._hooks.reach(Moment.LANES_LOST, error=str(lost))
                 pump.forget()
                 await self._let_go(store)
-            except asyncio.CancelledError:
-                self._stop.set()  # one try, no more: whoever cancels does not want to wait
+            except (asyncio.CancelledError, StoreUnavailable, BrokerUnavailable):
+                self._stop.set()  # one try, no more: whoever cancels, or runs it once, does not want to wait
                 await self._let_go(store)
                 raise
 
@@ -121,6 +138,24 @@ class Relay(Daemon):
                 self._hooks.reach(Moment.STORE_AWAY, error=str(error))
             await self._sleep(TAKE_EVERY)
         return False
+
+    async def _carry_what_others_leave(self, store: Store, pump: Pump, lease: Lease) -> None:
+        """Carry what waits in the lanes of others as soon as those are free; raise if they stay at work."""
+        loop = asyncio.get_running_loop()
+        patience, had = loop.time() + lease.lasts + 1, len((await store.take()).lanes)
+        while had < LANES and not self.stopping and _waiting(await store.stats()):
+            if loop.time() > patience:
+                raise StoreUnavailable(
+                    f"published {pump.published}; the rest was left to another relay, which is at work on"
+                    f" {LANES - had} of {LANES} lanes"
+                )
+            await self._sleep(TAKE_EVERY)
+            asked_at = loop.time()
+            lanes = len((await store.take()).lanes)
+            lease.starts(asked_at)
+            if lanes > had:
+                await self._carry(store, pump, lease, once=True)
+            had = lanes
 
     async def _let_go(self, store: Store) -> None:
         """Release the lanes, and make the store forget what it gave out: taking them starts from what is stored."""
@@ -176,3 +211,9 @@ class Relay(Daemon):
             patience=lambda: Pacing(timedelta(milliseconds=100), timedelta(seconds=5)),
             chance=self._chance,
         )
+
+
+def _waiting(stats: Stats) -> bool:
+    """Tell whether there are events that nobody has paused."""
+    paused = {pause.topic for pause in stats.pauses}
+    return any(topic not in paused for topic in stats.pending_by_topic)

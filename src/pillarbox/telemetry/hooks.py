@@ -38,6 +38,8 @@ class Moment(StrEnum):
     STORE_AWAY = "store away"
     STORE_BACK = "store back"
     LANES_AWAITED = "lanes awaited"
+    LANES_SHARED = "lanes shared"  # more or fewer than before
+    LANES_SUSPECT = "lanes suspect"  # relays died with them
     LANES_LOST = "lanes lost"
     EVENT_DEAD = "event dead"
     EVENT_RETRYING = "event retrying"
@@ -56,6 +58,8 @@ TOLD = frozenset(
         Moment.STORE_AWAY,
         Moment.STORE_BACK,
         Moment.LANES_AWAITED,
+        Moment.LANES_SHARED,
+        Moment.LANES_SUSPECT,
         Moment.LANES_LOST,
         Moment.EVENT_DEAD,
         Moment.EVENT_RETRYING,

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TextIO
 
 from pillarbox.core.entry import Entry
+from pillarbox.core.routing import LANES
 from pillarbox.telemetry.hooks import Facts, Moment
 
 logger = logging.getLogger("pillarbox")
@@ -37,6 +38,13 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.LANES_TAKEN: (logging.INFO, lambda f: f"holds {f.get('lanes')} lanes and relays"),
     Moment.LANES_RELEASED: (logging.INFO, lambda f: "gave its lanes back"),
     Moment.LANES_AWAITED: (logging.INFO, lambda f: "another relay is at work; stands by to take over"),
+    Moment.LANES_SHARED: (logging.INFO, lambda f: f"holds {f.get('lanes')} of {LANES} lanes now"),
+    Moment.LANES_SUSPECT: (
+        logging.WARNING,
+        lambda f: (
+            f"relays died with {f.get('lanes')} lanes: their events go one at a time until the guilty one is found"
+        ),
+    ),
     Moment.LANES_LOST: (logging.WARNING, lambda f: f"lost its lanes and starts over: {f.get('error')}"),
     Moment.BROKER_AWAY: (logging.WARNING, lambda f: f"the broker is away; nothing is lost: {f.get('error')}"),
     Moment.BROKER_BACK: (logging.INFO, lambda f: f"the broker is back after {_seconds(f.get('away', 0))}"),

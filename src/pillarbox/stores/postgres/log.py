@@ -93,7 +93,8 @@ class Log:
     async def load(self, taken: Sequence[Taken], connection: Connection) -> None:
         """Start lanes that were just taken where their newest ticks say."""
         generation = self._generation
-        careful = self._careful.take(taken)
+        if careful := self._careful.take(taken):
+            self._hooks.reach(Moment.LANES_SUSPECT, lanes=len(careful))
         loaded = await self._positions.load(
             connection, self._lanes.owner, frozenset(one.lane for one in taken), careful
         )
