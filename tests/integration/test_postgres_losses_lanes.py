@@ -1,17 +1,10 @@
-"""Lanes, leases and careful mode of the PostgreSQL store: who may read, and what becomes of what killed a relay.
+"""Lanes and leases of the PostgreSQL store: who may read.
 
 mutant                        the rule that it takes out
 ----------------------------  ------------------------------------------------------------------------------------
 epochs that stay              every taking gives a lane a new epoch, also to a holder of the same name
 any epoch                     what is held is held under its epoch
 leases for ever               a lease ends by the database's clock
-a suspect forgotten           the event that is about to be sent is written down before
-no careful mode               after three dead holders in a row events go one at a time
-acquitted on arrival          what a lane counts begins anew only when what may have killed its holders has passed
-acquitted as it moves         and not when its position has moved a little
-progress now and then         progress is stored before there is more of it than careful mode searches
-careful on the main way only  also a topic with a way of its own goes one at a time
-suspected for ever            what failed and is tried again is not what killed a relay
 stored of one, stored of both lanes that become one are stored again if one of them was not stored
 lanes that are skipped        lanes in our own name are taken anew only once no old statement holds them
 """
@@ -24,24 +17,18 @@ from typing import Any
 
 import pytest
 
-from pillarbox.core.entry import Entry
-from pillarbox.core.retry import Dead, RetryAt
-from pillarbox.core.routing import Topic
+from pillarbox.core.retry import Dead
 from pillarbox.core.snapshot import Mark, Position, Snapshot
 from pillarbox.core.window import BLOCKED
 from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Query
 from pillarbox.stores.postgres import PostgresStore
-from pillarbox.stores.postgres.careful import Careful
-from pillarbox.stores.postgres.log import Log
-from pillarbox.stores.postgres.positions import Positions
 from pillarbox.stores.postgres.route import Route
 from pillarbox.stores.postgres.ways import Way
 from tests.integration.postgres_bench import (
     VERSIONS,
     Bench,
     Cases,
-    InPython,
     InSource,
     InSql,
     Mutant,
@@ -53,31 +40,11 @@ from tests.integration.postgres_bench import (
     until_waiting,
 )
 
-
-async def _suspects_nobody(self: Careful, connection: Any, entry: Entry) -> None:
-    self.flying.add(entry.position)
-
-
-def _takes_nothing_amiss(self: Careful, taken: Any) -> dict[int, int]:
-    return {}
-
-
-async def _suspects_for_ever(self: Careful, connection: Any, entries: Any) -> None:
-    self.flying -= {entry.position for entry in entries}
-
-
 _NEW_EPOCH = "epoch = ('x' || translate(left(gen_random_uuid()::text, 18), '-', ''))::bit(64)::bigint"
 MUTANTS: dict[str, Mutant] = {
     "epochs that stay": InSql("take", {_NEW_EPOCH: "epoch = l.epoch"}),
     "any epoch": InSql("held", {"l.lane = mine.lane AND l.epoch = mine.epoch": "l.lane = mine.lane"}),
     "leases for ever": InSql("lives", {"r.expires_at > public.pillarbox_now() AND ": ""}),
-    "a suspect forgotten": InPython(Careful, "suspect", _suspects_nobody),
-    "no careful mode": InPython(Careful, "take", _takes_nothing_amiss),
-    "acquitted on arrival": InSource(Careful, "_has_passed", {"self._reach": "0"}),
-    "acquitted as it moves": InSource(Careful, "_has_passed", {"self._reach": "1"}),
-    "progress now and then": InSource(Log, "_is_due", {"enough or": ""}),
-    "careful on the main way only": InSource(Positions, "_way", {"max(": "0 if topic else max("}),
-    "suspected for ever": InPython(Careful, "landed", _suspects_for_ever),
     "stored of one, stored of both": InSource(Route, "_merge", {"first.stored = way.stored": "pass"}),
     "forgotten in silence": InSource(PostgresStore, "take", {"if held and": "if False and"}),
     "lanes that are skipped": InSql(
@@ -89,7 +56,6 @@ MUTANTS: dict[str, Mutant] = {
     ),
 }
 CASES = Cases(MUTANTS)
-CRASHES = 6
 
 
 @pytest.fixture
@@ -284,129 +250,6 @@ async def test_lanes_that_became_one_hand_over_everything_that_they_have_publish
     fourth = await bench.holder("fourth")
     assert await publish(fourth) == []
     assert (await fourth.stats()).pending == 0
-
-
-@CASES.notices("no careful mode", "a suspect forgotten", "acquitted on arrival")
-async def an_event_that_kills_every_relay_is_parked_and_the_others_flow(bench: Bench) -> None:
-    bench.add("Before", of="1")
-    bench.add("Killer", of="2")
-    bench.add("After", of="1")
-    published = await _with_a_killer(bench, "Killer")
-    assert list(dict.fromkeys(published)) == ["Before", "After"]
-    [[error]] = bench.sql("SELECT last_error FROM pillarbox_parked WHERE event_type = 'Killer' AND state = 'dead'")
-    assert error.startswith("crashed the relay")
-
-
-@CASES.notices("no careful mode", "acquitted on arrival")
-async def an_event_that_kills_every_relay_is_found_behind_others_of_its_line(bench: Bench) -> None:
-    for index in range(5):
-        bench.add(f"E{index}", of="1")
-    bench.add("Killer", "Follower", of="1")
-    published = await _with_a_killer(bench, "Killer")
-    assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(5)]
-    rows = bench.sql("SELECT event_type, state FROM pillarbox_parked ORDER BY id")
-    assert rows == [("Killer", "dead"), ("Follower", "blocked")]
-
-
-@CASES.notices("acquitted as it moves", "progress now and then")
-async def an_event_that_kills_every_relay_is_found_deep_in_a_backlog(bench: Bench) -> None:
-    for index in range(45):
-        bench.add(f"E{index}", of=str(index))
-    bench.add("Killer")
-    published = await _with_a_killer(bench, "Killer", room=1, window=20, progress=timedelta(hours=1))
-    assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(45)]
-
-
-@CASES.notices("no careful mode", "careful on the main way only")
-async def an_event_that_kills_every_relay_is_found_in_a_topic_that_is_one_line(bench: Bench) -> None:
-    bench.add("Before", "Killer", topic="prices")
-    bench.add("Other")
-    published = await _with_a_killer(bench, "Killer", topics={"prices": Topic(order="global")})
-    assert set(published) == {"Before", "Other"}
-
-
-@CASES.notices("no careful mode", "careful on the main way only")
-async def an_event_that_kills_every_relay_is_found_in_a_topic_that_was_paused(bench: Bench) -> None:
-    store = await bench.holder("relay")
-    await store.pause("orders", "me", "why not")
-    bench.add("Before", "Killer")
-    bench.add("Other", topic="others")
-    assert await publish(store) == ["Other"]
-    await store.resume("orders")
-    await bench.crash(store)
-    assert set(await _with_a_killer(bench, "Killer")) == {"Before"}
-
-
-async def _with_a_killer(bench: Bench, killer: str, *, room: int = 10, **more: Any) -> list[str]:
-    """Run relays, one after the other; each dies as it sends the killer. Give what was published."""
-    published: list[str] = []
-    for crash in range(CRASHES):
-        store = await bench.holder(f"relay-{crash}", **more)
-        published += await _publish_until(store, killer, room)
-        await bench.crash(store)
-        if bench.sql("SELECT 1 FROM pillarbox_parked WHERE event_type = %s", [killer]):
-            store = await bench.holder("last", **more)
-            return published + await _publish_until(store, "nothing", room)
-    raise AssertionError(f"{CRASHES} relays died of {killer}, and it is not parked")
-
-
-async def _publish_until(store: PostgresStore, killer: str, room: int) -> list[str]:
-    """Publish one after the other, blocked ones excepted, until it is the killer's turn."""
-    published: list[str] = []
-    for _ in range(200):
-        entries = await store.entries(room)
-        if not entries:
-            break
-        for entry in entries:
-            if entry.event_type == killer:
-                return published
-            if (entry.topic, entry.aggregate_type, entry.aggregate_id) in store.blocked:
-                await settle(store, [entry], BLOCKED)
-            else:
-                await settle(store, [entry])
-                published.append(entry.event_type)
-    return published
-
-
-async def test_ten_random_kills_park_nothing(bench: Bench) -> None:
-    for index in range(40):
-        bench.add(f"E{index}", of=str(index % 5))
-    published: list[str] = []
-    for kill in range(10):
-        store = await bench.holder(f"relay-{kill}")
-        entries = await store.entries(10)
-        if kill % 3:
-            await settle(store, entries[: kill // 2])
-            published += names(entries[: kill // 2])
-        await bench.crash(store)
-    store = await bench.holder("last")
-    published += await publish(store)
-    assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(40)]
-    assert bench.sql("SELECT 1 FROM pillarbox_parked") == []
-
-
-@CASES.notices("suspected for ever")
-async def an_event_that_fails_again_and_again_is_not_taken_for_a_killer(bench: Bench) -> None:
-    bench.add("Failing")
-    store = await bench.holder("relay-0")
-    for crash in range(1, 4):  # before anything is settled: careful from now on
-        await store.entries(10)
-        store = await bench.takeover(store, f"relay-{crash}")
-    for _ in range(3):  # it is sent, refused, and tried again, by one and the same relay
-        [entry] = await store.entries(10)
-        await settle(store, [entry], RetryAt(bench.clock.now() + timedelta(seconds=1), "no"))
-        bench.clock.advance(2)
-        await store.renew(None)
-    store = await bench.takeover(store, "last")  # one random kill
-    assert await publish(store) == ["Failing"]
-
-
-async def test_an_event_found_guilty_is_sent_again_when_it_is_retried(bench: Bench) -> None:
-    bench.add("Killer")
-    await _with_a_killer(bench, "Killer")
-    store = bench.stores[-1]
-    assert await store.retry(Query(status=("dead",))) == 1
-    assert await publish(store) == ["Killer"]
 
 
 async def test_a_lane_whose_parking_lot_is_full_stops_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

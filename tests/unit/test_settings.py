@@ -236,7 +236,7 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
         ),
         (
             '[outbox]\nprefix = "a-b"',
-            "outbox.prefix: the name must be letters, digits and underscores, at most 40 (pillarbox.toml)",
+            "outbox.prefix: the name must be small letters, digits and underscores, at most 40 (pillarbox.toml)",
         ),
     ],
 )

@@ -12,6 +12,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
 from pillarbox.settings.urls import HIDDEN, file_of, parse_url, without_secrets
+from pillarbox.stores.postgres.connection import conninfo
 from pillarbox.wiring import Relay
 
 MARK = "hunter2"
@@ -127,3 +128,8 @@ def test_a_host_and_its_port_are_no_secret(url: str) -> None:
 def test_a_topic_that_is_called_like_a_url_does_not_say_its_secret() -> None:
     with nothing_is_said():
         Settings.load(environment={}, flags={'topic."postgres://u:hunter2@h".order': "sideways"})
+
+
+def test_a_second_at_sign_is_refused_before_a_server_is_asked_for_what_follows_it() -> None:
+    with pytest.raises(ConfigError, match="more than one @: write one that belongs to the password as %40"):
+        conninfo(f"postgresql://me:a@{MARK}@host/shop", "test")

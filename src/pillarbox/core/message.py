@@ -91,11 +91,9 @@ def _own_headers(entry: Entry) -> dict[str, str]:
             "".join((*own, *own.values())).encode()
         return own
     except UnicodeEncodeError as error:
-        raise EncodeError(
-            f"event {entry.event_id}: its headers hold a lone surrogate, which is no text: {entry.headers!r:.80}"
-        ) from error
+        raise EncodeError(f"event {entry.event_id}: its headers hold a lone surrogate, which is no text") from error
     except (ValueError, AttributeError, RecursionError) as error:
-        raise EncodeError(f"event {entry.event_id}: its headers are no JSON object: {entry.headers!r:.80}") from error
+        raise EncodeError(f"event {entry.event_id}: its headers are no JSON object") from error
 
 
 def _plain(entry: Entry, body: bytes) -> tuple[dict[str, str], bytes]:

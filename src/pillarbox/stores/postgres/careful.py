@@ -6,13 +6,12 @@ at two takeovers in a row is parked as dead.
 
 The guilty one is within two windows of the stored position: one may have been in flight, and one settled but not
 stored yet. And a snapshot that was taken after the death shows it. So it has passed when that many have, or when
-everything in such a snapshot is settled.
+everything in such a snapshot is settled; but not while something out of the parking lot is due or in flight.
 """
 
 from collections.abc import Iterable, Sequence
 
 from pillarbox.core.entry import Entry
-from pillarbox.core.routing import Topics, lane_of
 from pillarbox.errors import LaneLost
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.lanes import LaneTable, Taken
@@ -25,8 +24,8 @@ CRASHED = "crashed the relay: two in a row died as they were about to send it; `
 class Careful:
     """Knows which lanes crashed relays, which event is about to be sent, and which is found guilty."""
 
-    def __init__(self, place: str, lanes: LaneTable, topics: Topics, window: int) -> None:
-        self._p, self._lanes, self._topics, self._reach = place, lanes, topics, 2 * window
+    def __init__(self, place: str, lanes: LaneTable, window: int) -> None:
+        self._p, self._lanes, self._reach = place, lanes, 2 * window
         self.forget()
 
     def forget(self) -> None:
@@ -44,10 +43,8 @@ class Careful:
         """Tell whether an event is found guilty."""
         return entry.position in self._condemned
 
-    async def suspect(self, connection: Connection, entry: Entry) -> None:
-        """Write down, durably, which event is about to be sent."""
-        whole = entry.topic in self._topics.whole
-        lane = 0 if whole else lane_of(entry.aggregate_type, entry.aggregate_id, entry.event_id)
+    async def suspect(self, connection: Connection, entry: Entry, lane: int) -> None:
+        """Write down, durably, which event is about to be read whole and sent."""
         written = await connection.run_sure(
             f"UPDATE {self._p}lanes SET suspected = CASE WHEN suspect = %s THEN suspected + 1 ELSE 1 END, suspect = %s"
             " FROM (SELECT set_config('synchronous_commit', 'on', true)) durable"

@@ -156,6 +156,8 @@ class Connection:
 
 def conninfo(url: str, name: str) -> str:
     """Complete what the URL says: who we are, and how soon a dead network is noticed."""
+    if url.partition("?")[0].count("@") > 1:  # else the rest of the password is taken for a host, and told to everybody
+        raise ConfigError("database: there is more than one @: write one that belongs to the password as %40")
     try:
         given = conninfo_to_dict(url)
     except psycopg.ProgrammingError as error:
@@ -187,6 +189,8 @@ def failures() -> Iterator[None]:
         errors.QueryCanceled,
     ) as error:
         raise StoreUnavailable(f"PostgreSQL: {_first_line(error)}") from error
+    except errors.ProgramLimitExceeded as error:
+        raise StoreError(f"PostgreSQL: {_first_line(error)}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
         if any(sign in words for sign in _MISCONFIGURED):

@@ -79,7 +79,8 @@ class LaneTable:
                 del self.epochs[lane]
             return
         await connection.run(
-            f"WITH gone AS (UPDATE {self._p}lanes SET owner = NULL WHERE owner = %s)"
+            # Who lives to say this was not killed by what it was about to send.
+            f"WITH gone AS (UPDATE {self._p}lanes SET owner = NULL, suspect = NULL, suspected = 0 WHERE owner = %s)"
             f" UPDATE {self._p}relays SET expires_at = {self._p}now(), pid = NULL WHERE name = %s",
             [self.owner, self.owner],
         )

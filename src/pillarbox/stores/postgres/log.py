@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt
-from pillarbox.core.routing import Line, Topics
+from pillarbox.core.routing import Line, Topics, lane_of
 from pillarbox.core.snapshot import Mark, Snapshot
 from pillarbox.core.window import Detoured, Settlement
 from pillarbox.errors import LaneLost, StoreError
@@ -23,10 +23,10 @@ from pillarbox.ports import Clock
 from pillarbox.stores.postgres.careful import CRASHED, Careful
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.lanes import LaneTable, Taken
-from pillarbox.stores.postgres.parking import CHUNK, ParkingLot
+from pillarbox.stores.postgres.parking import CHUNK, ParkingLot, Row
 from pillarbox.stores.postgres.positions import Positions
 from pillarbox.stores.postgres.route import Route
-from pillarbox.stores.postgres.rows import entries_of
+from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, entries_of
 from pillarbox.stores.postgres.ways import Anchor, Way, array_of, mask_of, position_json
 from pillarbox.telemetry.hooks import Hooks, Moment
 
@@ -55,10 +55,10 @@ class Log:
         window: int,
     ) -> None:
         self._p, self._connection, self._lanes, self._topics, self._hooks = place, connection, lanes, topics, hooks
-        self._lot = ParkingLot(place, topics, clock)
+        self._lot = ParkingLot(place, lanes, topics, clock)
         self._progress, self._window = progress, window
         self._positions = Positions(place, topics)
-        self._careful = Careful(place, lanes, topics, window)
+        self._careful = Careful(place, lanes, window)
         self._one_reader, self._one_writer = asyncio.Lock(), asyncio.Lock()
         self._news = asyncio.Event()
         self._generation = 0
@@ -98,8 +98,8 @@ class Log:
         loaded = await self._positions.load(
             connection, self._lanes.owner, frozenset(one.lane for one in taken), careful
         )
-        await self._lot.look(connection, self._lanes.epochs)
-        self._lot.check_order()
+        await self._lot.look(self._connection)
+        await self._lot.count(self._connection)
         self._same(generation)
         if self._cluster and self._cluster != loaded.cluster:
             raise LaneLost("the server is not the one it was")
@@ -125,8 +125,8 @@ class Log:
                 await self.save()
             knew = self._lot.known
             found = await self._from_lot(room)
-            found += await self._from_log(room - len(found))
-            if not found and self._lot.known and not knew:
+            found += await self._from_log(room - len(found), lot_is_quiet=not found and not self._lot.is_out)
+            if not found and self._lot.known and (not knew or self._lot.is_stale):
                 found = await self._from_lot(room)
             return found
 
@@ -145,22 +145,32 @@ class Log:
         if not self._lot.known or room <= 0:
             return []
         generation, careful = self._generation, any(way.careful for way in self._route.ways)
-        await self._lot.look(self._connection, self._lanes.epochs)
+        if self._lot.is_stale:
+            await self._lot.look(self._connection)
         if careful and self._careful.flying:
             return []
-        rows = await self._lot.due(self._connection, self._lanes.epochs, 1 if careful else room)
+        rows = await self._lot.due(self._connection, 1 if careful else room, contents=not careful)
         self._same(generation)
-        entries = self._lot.give(rows[:1] if careful else rows)
-        if entries and careful:
-            return await self._give_carefully(entries[0])
-        return entries
+        if careful and rows:
+            return await self._from_lot_carefully(rows[0])
+        return self._lot.give(rows)
 
-    async def _from_log(self, room: int) -> list[Entry]:
+    async def _from_lot_carefully(self, row: Row) -> list[Entry]:
+        [entry] = self._lot.give([row])
+        if not await self._is_suspected(entry, row.lane):
+            return []
+        generation = self._generation
+        whole = await self._lot.fetch(self._connection, row)
+        self._same(generation)
+        return [whole.entry]
+
+    async def _from_log(self, room: int, *, lot_is_quiet: bool) -> list[Entry]:
         polled = False
         while room > 0:
             self._route.paused = self._paused | self._lot.held
             await self._turn()
-            await self._careful.relax(self._connection, self._route.moving)
+            if lot_is_quiet:
+                await self._careful.relax(self._connection, self._route.moving)
             if way := self._route.next_way(careful=not self._careful.flying):
                 entries = await self._more(way, room)
             elif self._route.catch_up():
@@ -178,7 +188,10 @@ class Log:
         asked = 1 if way.careful else room
         position = way.read
         last = max(position.last, position.floor)
-        sql = f"SELECT * FROM {self._p}more({HELD}, %s, %s, %s, %s::xid8, %s::pg_snapshot, %s::xid8[], %s, %s, %s, %s)"
+        sql = (
+            f"SELECT {_listed(way)} FROM {self._p}more({HELD}, %s, %s, %s, %s::xid8, %s::pg_snapshot, %s::xid8[],"
+            " %s, %s, %s, %s)"
+        )
         parameters = [
             *self._held(way.anchors), mask_of(way.lane_filter), way.topic, sorted(way.around), str(position.before.x),
             str(position.upto.snapshot), array_of(way.late), max(position.before.m, last), last, asked, CHUNK,
@@ -214,7 +227,7 @@ class Log:
         """Write the statement that begins a batch."""
         base = leader.read.at_end()
         return (
-            f"SELECT * FROM {self._p}poll(%s, {HELD}, %s, %s, %s,"
+            f"SELECT {_listed(leader)} FROM {self._p}poll(%s, {HELD}, %s, %s, %s,"
             " %s::pg_snapshot, %s::xid8, %s, %s::pg_snapshot, %s::xid8, %s, %s, %s,"
             " %s::xid8, %s, %s::xid8[], %s, %s, %s, %s, %s, %s, %s)",
             [
@@ -240,10 +253,11 @@ class Log:
             header = json.loads(rows[0][PAYLOAD])
             if not header["held"]:
                 raise LaneLost("another relay has taken lanes, or the server is not the one it was")
+            self._lot.note(header["mended"])
             if not header["parked"]:
                 self._lot.is_empty()
             elif not self._lot.known:
-                await self._lot.look(self._connection, self._lanes.epochs)
+                await self._lot.look(self._connection)
                 self._same(generation)
         except BaseException:
             self.forget()
@@ -264,19 +278,29 @@ class Log:
         if len(entries) < asked and 4 * sum(len(entry.data) for entry in entries) < CHUNK:
             way.end()
         if entries and way.careful:
-            return await self._give_carefully(entries[0])
+            return await self._from_log_carefully(way, entries[0])
         return entries
 
-    async def _give_carefully(self, entry: Entry) -> list[Entry]:
-        """Write down which event is about to be sent; one that killed two relays in a row is parked instead."""
+    async def _from_log_carefully(self, way: Way, entry: Entry) -> list[Entry]:
+        lane = lane_of(entry.aggregate_type, entry.aggregate_id, entry.event_id)
+        if not await self._is_suspected(entry, lane if lane in way.lanes else min(way.lanes)):
+            return []
+        generation = self._generation
+        rows = await self._connection.run(f"SELECT id, {COLUMNS} FROM {self._p}outbox WHERE id = %s", [entry.position])
+        self._same(generation)
+        return entries_of(rows)
+
+    async def _is_suspected(self, entry: Entry, lane: int) -> bool:
+        """Write down which event is about to be read whole and sent; False if it killed two relays in a row and is
+        parked instead."""
         generation = self._generation
         if self._careful.condemns(entry):
             blocks = self._topics[entry.topic].when_dead == "block"
             await self._record([Settlement(entry, Dead(CRASHED, blocks))])
-            return []
-        await self._careful.suspect(self._connection, entry)
+            return False
+        await self._careful.suspect(self._connection, entry, lane)
         self._same(generation)
-        return [entry]
+        return True
 
     async def _turn(self) -> None:
         """Open the detours of topics that were paused, close those that have met the main way."""
@@ -308,7 +332,7 @@ class Log:
                 return
             log = self._accept(settlements)
             lot = [settlement for settlement in settlements if settlement.item.parked]
-            parked = self._lot.parked(settlement for _, settlement in log)
+            parked = self._lot.parked(log)
             settled = self._lot.settled(lot)
             detours = self._sent_back(log)
             self._count(log, lot)
@@ -325,7 +349,7 @@ class Log:
             await self._careful.landed(self._connection, [settlement.item for settlement in settlements])
             self._same(generation)
             if parked or settled:
-                await self._lot.look(self._connection, self._lanes.epochs)
+                await self._lot.look(self._connection)
                 self._same(generation)
 
     def _all_published(self, settlements: Settlements) -> bool:
@@ -480,6 +504,14 @@ def _moves(log: Sequence[tuple[Way, Settlement[Entry]]]) -> list[tuple[Way, int,
         last[way] = settlement.item.position
         count[way] = count.get(way, 0) + 1
     return [(way, last[way], count[way]) for way in last]
+
+
+def _listed(way: Way) -> str:
+    """Say what is read of a way. In careful mode not the contents: they may be what kills."""
+    if not way.careful:
+        return "*"
+    columns = WITHOUT_CONTENTS.replace("''", "CASE WHEN id = 0 THEN payload ELSE '' END")  # that is the header
+    return f"id, {columns}"
 
 
 _id = itemgetter(0)  # of a row, and of an entry

@@ -18,6 +18,11 @@ class Mending:
 
     def __init__(self, place: str, finder: Finder) -> None:
         self._p, self._finder = place, finder
+        # Relays look into the parking lot when this number has changed.
+        self._told = (
+            f"told AS (INSERT INTO {place}meta AS m (name, value) VALUES ('mended', '1')"
+            " ON CONFLICT (name) DO UPDATE SET value = (m.value::bigint + 1)::text)"
+        )
 
     async def retry(self, connection: Connection, query: Query) -> int:
         """Make dead and waiting events due now, with all their tries."""
@@ -42,7 +47,7 @@ class Mending:
             f"WITH chosen AS MATERIALIZED ({chosen.sql}),"
             # A relay may settle one of them while we wait for its row: then it is looked at again.
             f" changed AS (UPDATE {self._p}{table} k SET {change} FROM chosen"
-            " WHERE k.id = chosen.parked AND k.state = ANY (%s) RETURNING 1)"
+            f" WHERE k.id = chosen.parked AND k.state = ANY (%s) RETURNING 1), {self._told}"
             f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM changed RETURNING count",
             [*chosen.parameters, states, user(), describe(verb, query)],
         )
@@ -58,7 +63,7 @@ class Mending:
             f" SELECT 'delayed', {self._p}now(), true, id, lane, {_EVENT} FROM ("
             f"SELECT id, lane, {_EVENT} FROM {self._p}archive WHERE id = ANY (ARRAY(SELECT id FROM chosen)) UNION ALL"
             f" SELECT id, lane, {_EVENT} FROM {self._p}outbox WHERE id = ANY (ARRAY(SELECT id FROM chosen))) them"
-            " ORDER BY id RETURNING 1)"
+            f" ORDER BY id RETURNING 1), {self._told}"
             f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM copied RETURNING count",
             [*(chosen.parameters if chosen else []), user(), describe("replay", query)],
         )

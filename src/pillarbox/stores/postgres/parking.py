@@ -8,10 +8,13 @@
 The head of a line is its oldest row in one of the first three states. A line with such a row is blocked for the log.
 """
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pillarbox.core.changed_order import check_order
@@ -21,19 +24,26 @@ from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.ports import Clock
 from pillarbox.stores.postgres.connection import Connection
-from pillarbox.stores.postgres.rows import COLUMNS, entry_of
+from pillarbox.stores.postgres.lanes import LaneTable
+from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, entry_of
+from pillarbox.stores.postgres.ways import Way
 
 ROOM = 10_000
 """So many of a lane may stand in lines before that lane is read no further: somebody has to look."""
 CHUNK = 8 << 20
+LOOK_EVERY = 5.0
+"""Seconds after which it is looked at anyway."""
+LONGEST = 1000
+"""Bytes of a line's name; longer ones go by their hash. An index takes no more than 2,704."""
 IN_LINE = "line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead')"
 
 
 class _Head(NamedTuple):
-    line: str
+    name: str
     id: int
     state: str
-    comes_out: bool
+    line: Line
+    due: bool
 
 
 class Row(NamedTuple):
@@ -42,17 +52,19 @@ class Row(NamedTuple):
     id: int
     line: str | None
     state: str
+    lane: int
     entry: Entry
 
 
 class ParkingLot:
     """Which parked entries may come out, which were given out, which lines are blocked."""
 
-    def __init__(self, place: str, topics: Topics, clock: Clock) -> None:
-        self._p, self._topics, self._clock = place, topics, clock
+    def __init__(self, place: str, lanes: LaneTable, topics: Topics, clock: Clock) -> None:
+        self._p, self._lanes, self._topics, self._clock = place, lanes, topics, clock
         self.blocked: frozenset[Line] = frozenset()
         self.held: frozenset[str] = frozenset()
         """Topics of which nothing comes out for now."""
+        self._flows = f"topic NOT IN (SELECT topic FROM {place}pauses)"
         self.forget()
 
     def forget(self) -> None:
@@ -60,7 +72,10 @@ class ParkingLot:
         self._given: dict[int, tuple[int, str | None]] = {}  # position → its row and line
         self._lines_out: Counter[str] = Counter()
         self._heads: Sequence[_Head] = ()
-        self._standing_in: dict[Line, int] = {}
+        self._most, self._added = 0, 0  # stood in one lane when they were counted; were parked since
+        self._version: object = None
+        self._looked_at = float("-inf")
+        self._next_due: datetime | None = None
         self.full: frozenset[int] = frozenset()
         self.known = True
         """There may be something in it."""
@@ -68,59 +83,123 @@ class ParkingLot:
     def is_empty(self) -> None:
         """Note that nothing is parked."""
         self.blocked, self._heads, self.full, self.known = frozenset(), (), frozenset(), False
+        self._most = self._added = 0
 
-    async def look(self, connection: Connection, lanes: Collection[int]) -> None:
-        """See which lines of our lanes are blocked, and by what. What is paused or held does not come out."""
+    def note(self, version: object) -> None:
+        """Hear how often people have changed something in it: if that is news, it must be looked at again."""
+        if version != self._version:
+            self._version, self._looked_at = version, float("-inf")
+
+    @property
+    def is_stale(self) -> bool:
+        """It must be looked at: people have changed something, something is due, or it was long ago."""
+        late = asyncio.get_running_loop().time() >= self._looked_at + LOOK_EVERY
+        return late or (self._next_due is not None and self._clock.now() >= self._next_due)
+
+    @property
+    def is_out(self) -> bool:
+        """Something was given out and is not settled."""
+        return bool(self._given)
+
+    async def look(self, connection: Connection) -> None:
+        """See which lines of our lanes are blocked, and by what.
+
+        Always on the connection that settles, so that no older answer comes after a newer one.
+        """
+        while asked := list(self._lanes.epochs):
+            now = self._clock.now()
+            # Of the index alone: there may be hundreds of thousands.
+            rows = await connection.run(
+                f"SELECT DISTINCT ON (line) line, id, state, extract(epoch FROM due_at - {self._p}now())::float8"
+                f" FROM {self._p}parked WHERE {IN_LINE} AND lane = ANY (%s) ORDER BY line, id",
+                [asked],
+            )
+            lines = await self._lines_of(connection, rows)
+            if asked == list(self._lanes.epochs):  # else lanes were taken meanwhile, and their lines are missing
+                self.blocked, self.known = frozenset(lines.values()), True
+                waiting = [due_in for _, _, state, due_in in rows if state == "retrying" and due_in > 0]
+                self._heads = [
+                    _Head(name, id, state, lines[name], state == "blocked" or due_in <= 0)
+                    for name, id, state, due_in in rows
+                    if state != "dead"
+                ]
+                self._next_due = now + timedelta(seconds=min(waiting)) if waiting else None
+                self._looked_at = asyncio.get_running_loop().time()
+                break
+        if self.full or self._most + self._added >= ROOM:
+            await self.count(connection)
+
+    async def _lines_of(self, connection: Connection, heads: Sequence[Sequence[Any]]) -> dict[str, Line]:
+        """Give the lines by their names; those that go by a hash are found by one that stands in them."""
+        lines = {name: _read_line(name) for name, *_ in heads if name.startswith("[")}
+        if len(lines) < len(heads):
+            rows = await connection.run(
+                f"SELECT line, topic, aggregate_type, aggregate_id FROM {self._p}parked WHERE id = ANY (%s)",
+                [[id for name, id, *_ in heads if name not in lines]],
+            )
+            lines |= {name: _find_line(name, *of) for name, *of in rows}
+        return lines
+
+    async def count(self, connection: Connection) -> None:
+        """Count how many stand in each lane. It takes a while where there are many, so it is done where it matters.
+
+        Raises ConfigError if some stand in another order than their topic has now.
+        """
         rows = await connection.run(
-            "SELECT DISTINCT ON (line) line, id, state,"
-            f" (state = 'blocked' OR (state = 'retrying' AND due_at <= {self._p}now()))"
-            f" AND NOT EXISTS (SELECT 1 FROM {self._p}pauses p WHERE p.topic = it.topic) AND topic <> ALL (%s),"
-            " lane, count(*) OVER (PARTITION BY line)"
-            f" FROM {self._p}parked it WHERE {IN_LINE} AND lane = ANY (%s) ORDER BY line, id",
-            [list(self.held), list(lanes)],
+            f"SELECT line, min(id), lane, count(*) FROM {self._p}parked WHERE {IN_LINE} AND lane = ANY (%s)"
+            " GROUP BY line, lane",
+            [list(self._lanes.epochs)],
         )
         standing: Counter[int] = Counter()
-        for _, _, _, _, lane, count in rows:
+        for _, _, lane, count in rows:
             standing[lane] += count
+        lines = await self._lines_of(connection, rows)
         self.full = frozenset(lane for lane, count in standing.items() if count >= ROOM)
-        self._standing_in = {_read_line(row[0]): row[5] for row in rows}
-        self.blocked = frozenset(self._standing_in)
-        self._heads = [_Head(*row[:4]) for row in rows if row[2] != "dead"]
-        self.known = True
+        self._most, self._added = max(standing.values(), default=0), 0
+        check_order([(lines[name], count) for name, _, _, count in rows], self._topics)
 
-    def check_order(self) -> None:
-        """Refuse what stands here in another order than its topic has now."""
-        check_order(self._standing_in.items(), self._topics)
-
-    async def due(self, connection: Connection, lanes: Collection[int], room: int) -> list[Row]:
+    async def due(self, connection: Connection, room: int, *, contents: bool = True) -> list[Row]:
         """Find the rows that may come out now."""
-        heads = [head for head in self._heads if head.comes_out and head.line not in self._lines_out]
+        columns = COLUMNS if contents else WITHOUT_CONTENTS
+        heads = [
+            head
+            for head in self._heads
+            if head.due and head.name not in self._lines_out and head.line[0] not in self.held
+        ]
         rows: list[Row] = []
         if retried := [head.id for head in heads if head.state == "retrying"][:room]:
-            rows += await self._rows(connection, "id = ANY (%s) ORDER BY id", retried)
+            rows += await self._rows(connection, columns, f"id = ANY (%s) AND {self._flows} ORDER BY id", retried)
         for head in heads:
             if head.state == "blocked" and len(rows) < room:
-                rows += await self._freed(connection, head.line, room - len(rows))
-        return rows + await self._free(connection, lanes, room - len(rows))
+                rows += await self._freed(connection, columns, head.name, room - len(rows))
+        return rows + await self._free(connection, columns, room - len(rows))
 
-    async def _freed(self, connection: Connection, line: str, room: int) -> list[Row]:
+    async def fetch(self, connection: Connection, row: Row) -> Row:
+        """Give a row that was found without its contents with them."""
+        [found] = await self._rows(connection, COLUMNS, "id = %s", row.id)
+        return found
+
+    async def _freed(self, connection: Connection, columns: str, line: str, room: int) -> list[Row]:
         """The head is gone: its followers come out, up to the next one that failed itself."""
-        rows = await self._rows(connection, f"line = %s AND {IN_LINE} ORDER BY id LIMIT %s", line, room)
+        rows = await self._rows(
+            connection, columns, f"line = %s AND {IN_LINE} AND {self._flows} ORDER BY id LIMIT %s", line, room
+        )
         rows.sort(key=lambda row: row.id)
         stop = next((index for index, row in enumerate(rows) if row.state != "blocked"), len(rows))
         return rows[:stop]
 
-    async def _free(self, connection: Connection, lanes: Collection[int], room: int) -> list[Row]:
+    async def _free(self, connection: Connection, columns: str, room: int) -> list[Row]:
         # At most half of the room: a replay of a million must not hold up what is new.
         share = room - room // 2
         if not share:
             return []
         rows = await self._rows(
             connection,
+            columns,
             "line IS NULL AND state IN ('retrying', 'delayed')"
-            f" AND due_at <= {self._p}now() AND lane = ANY (%s) AND topic NOT IN (SELECT topic FROM {self._p}pauses)"
+            f" AND due_at <= {self._p}now() AND lane = ANY (%s) AND {self._flows}"
             " AND topic <> ALL (%s) ORDER BY due_at, id LIMIT %s",
-            list(lanes),
+            list(self._lanes.epochs),
             list(self.held),
             share + len(self._given),
         )
@@ -132,17 +211,17 @@ class ParkingLot:
                 chosen.append(row)
         return chosen
 
-    async def _rows(self, connection: Connection, where: str, *parameters: Any) -> list[Row]:
+    async def _rows(self, connection: Connection, columns: str, where: str, *parameters: Any) -> list[Row]:
         found = await connection.run(
-            f"SELECT id, line, state, attempts, position, {COLUMNS} FROM (SELECT *,"
+            f"SELECT id, line, state, lane, attempts, position, {columns} FROM (SELECT *,"
             " sum(coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(body), 0))"
             " OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before"
             f" FROM (SELECT * FROM {self._p}parked WHERE {where}) chosen) it WHERE coalesce(bytes_before, 0) < {CHUNK}",
             parameters,
         )
         return [
-            Row(id, line, state, entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None))
-            for id, line, state, attempts, *row in found
+            Row(id, line, state, lane, entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None))
+            for id, line, state, lane, attempts, *row in found
         ]
 
     def give(self, rows: Iterable[Row]) -> list[Entry]:
@@ -155,23 +234,25 @@ class ParkingLot:
             entries.append(row.entry)
         return entries
 
-    def parked(self, settlements: Iterable[Settlement[Entry]]) -> list[dict[str, Any]]:
+    def parked(self, log: Iterable[tuple[Way, Settlement[Entry]]]) -> list[dict[str, Any]]:
         """Write entries of the log that were not published as the database wants them, to be copied into the lot."""
-        return [
+        parked = [
             {
                 "position": entry.position,
-                "lane": 0 if entry.topic in self._topics.whole else None,  # who holds lane 0 has the whole topic
+                "lane": 0 if way.whole else None,  # who holds lane 0 reads the whole topic, whatever the settings say
                 "line": self._line(entry, verdict),
                 **self._standing(entry, verdict),
             }
-            for entry, verdict in settlements
+            for way, (entry, verdict) in log
             if not isinstance(verdict, Published | Detoured)
         ]
+        self._added += len(parked)
+        return parked
 
     def _line(self, entry: Entry, verdict: object) -> str | None:
         line = self._topics.line_of(entry)
         outside = isinstance(verdict, Delayed) or (isinstance(verdict, Dead) and not verdict.blocks)
-        return None if line is None or outside else json.dumps(line)
+        return None if line is None or outside else _write_line(line)
 
     def _standing(self, entry: Entry, verdict: object) -> dict[str, Any]:
         if isinstance(verdict, RetryAt):
@@ -208,7 +289,20 @@ class ParkingLot:
                     del self._lines_out[line]
 
 
+def _write_line(line: Line) -> str:
+    """Give a line's name in the parking lot: what it is, or a hash where that is too long."""
+    text = json.dumps(line, ensure_ascii=False)
+    written = text.encode()
+    return text if len(written) <= LONGEST else sha256(written).hexdigest()
+
+
 @lru_cache(maxsize=2 * ROOM)
-def _read_line(text: str) -> Line:
-    topic, kind, id = json.loads(text)
+def _read_line(name: str) -> Line:
+    topic, kind, id = json.loads(name)
     return topic, kind, id
+
+
+def _find_line(name: str, topic: str, kind: str, id: str) -> Line:
+    """Give the line of a hash; topic and aggregate are those of an event that stands in it."""
+    whole = (topic, "", "")
+    return whole if name == _write_line(whole) else (topic, kind, id)

@@ -11,6 +11,9 @@ COLUMNS = (
 )
 """The event's columns in Entry's order, after its position; payload and body apart."""
 
+WITHOUT_CONTENTS = COLUMNS.replace("payload::text, body", "'', NULL::bytea").replace("headers::text", "NULL")
+"""The same, with nothing in place of what may be large."""
+
 
 def entry_of(row: Iterable[Any]) -> Entry:
     """Make an entry of a row (position, then COLUMNS)."""

@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS {p}outbox (
     -- What the relay could not read is refused at once.
     -- PostgreSQL reads each constraint anew for each statement: so few words as can be.
     CONSTRAINT {prefix}outbox_payload_or_body CHECK (num_nonnulls(payload, body) = 1),
-    CONSTRAINT {prefix}outbox_type_and_topic CHECK (event_type <> '' AND topic <> ''),
+    CONSTRAINT {prefix}outbox_type_and_topic CHECK (event_type <> '' AND length(topic) BETWEEN 1 AND 255),
     CONSTRAINT {prefix}outbox_number CHECK (number >= 0),
     CONSTRAINT {prefix}outbox_instants CHECK (
         least(available_at, occurred_at, created_at) >= '0001-01-01 00:00:00+00'
@@ -104,7 +104,7 @@ CREATE TABLE {p}parked (
     position        bigint      NOT NULL,                  -- its id in the outbox
     lane            smallint    NOT NULL,
     state           text        NOT NULL,
-    line            text,                                  -- JSON [topic, aggregate type, aggregate id]; null: outside the order
+    line            text,                                  -- JSON [topic, aggregate type, aggregate id], or its hash; null: outside the order
     due_at          timestamptz,
     attempts        integer     NOT NULL DEFAULT 0,
     last_error      text,

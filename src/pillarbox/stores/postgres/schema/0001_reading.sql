@@ -42,6 +42,7 @@ BEGIN
     payload := json_build_object(
         'held', held,
         'paused', (SELECT coalesce(array_agg(p.topic), '{}') FROM {p}pauses p),
+        'mended', (SELECT m.value FROM {p}meta m WHERE m.name = 'mended'),
         'parked', EXISTS (SELECT 1 FROM {p}parked k WHERE k.state IN ('retrying', 'blocked', 'dead', 'delayed')));
     RETURN NEXT;
     IF NOT held THEN
@@ -172,6 +173,13 @@ BEGIN
         s2 pg_snapshot, m2 bigint, x2 xid8, last_id bigint, floor_id bigint, published integer, failed integer,
         closed boolean)
     RETURNING {p}ticks.token, {p}ticks.n;
+    -- A topic that is not one line any more: from now on the holders of its events' own lanes must see what stands here.
+    IF EXISTS (SELECT 1 FROM json_to_recordset(_ticks) AS t(closed boolean) WHERE t.closed) THEN
+        UPDATE {p}parked k SET lane = o.lane
+        FROM json_to_recordset(_ticks) AS t(topic text, closed boolean), {p}outbox o
+        WHERE t.closed AND k.topic = t.topic AND o.id = k.position AND k.lane <> o.lane
+          AND k.state IN ('retrying', 'blocked', 'dead', 'delayed');
+    END IF;
     INSERT INTO {p}parked (position, lane, state, line, due_at, attempts, last_error, event_id, aggregate_type,
         aggregate_id, event_type, topic, payload, body, content_type, headers, idempotency_key, number, available_at,
         occurred_at, created_at)

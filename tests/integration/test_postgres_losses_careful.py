@@ -1,0 +1,303 @@
+"""Careful mode of the PostgreSQL store: what becomes of an event that kills the relay, and of those that do not.
+
+mutant                        the rule that it takes out
+----------------------------  ------------------------------------------------------------------------------------
+a suspect forgotten           the event that is about to be sent is written down before
+no careful mode               after three dead holders in a row events go one at a time
+acquitted on arrival          what a lane counts begins anew only when what may have killed its holders has passed
+acquitted as it moves         and not when its position has moved a little
+progress now and then         progress is stored before there is more of it than careful mode searches
+careful on the main way only  also a topic with a way of its own goes one at a time
+suspected for ever            what failed and is tried again is not what killed a relay
+acquitted beside the lot      not while something out of the parking lot is due or in flight
+read before it is suspected   an event is written down before its contents are read
+polled before it is suspected so is the first one of a batch
+a lane by its hash alone      it is written down on a lane that we hold, whatever the event's own is
+suspected although it left    a relay that lives to release its lanes was not killed
+"""
+
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pillarbox.core.entry import Entry
+from pillarbox.core.retry import RetryAt
+from pillarbox.core.routing import Topic
+from pillarbox.core.window import BLOCKED
+from pillarbox.errors import LaneLost
+from pillarbox.ports import Query
+from pillarbox.stores.postgres import PostgresStore
+from pillarbox.stores.postgres.careful import Careful
+from pillarbox.stores.postgres.lanes import LaneTable
+from pillarbox.stores.postgres.log import Log
+from pillarbox.stores.postgres.positions import Positions
+from tests.integration.postgres_bench import (
+    VERSIONS,
+    Bench,
+    Cases,
+    InPython,
+    InSource,
+    Mutant,
+    Story,
+    names,
+    opened,
+    publish,
+    settle,
+)
+
+
+async def _suspects_nobody(self: Careful, connection: Any, entry: Entry, lane: int) -> None:
+    self.flying.add(entry.position)
+
+
+def _takes_nothing_amiss(self: Careful, taken: Any) -> dict[int, int]:
+    return {}
+
+
+async def _suspects_for_ever(self: Careful, connection: Any, entries: Any) -> None:
+    self.flying -= {entry.position for entry in entries}
+
+
+MUTANTS: dict[str, Mutant] = {
+    "a suspect forgotten": InPython(Careful, "suspect", _suspects_nobody),
+    "no careful mode": InPython(Careful, "take", _takes_nothing_amiss),
+    "acquitted on arrival": InSource(Careful, "_has_passed", {"self._reach": "0"}),
+    "acquitted as it moves": InSource(Careful, "_has_passed", {"self._reach": "1"}),
+    "progress now and then": InSource(Log, "_is_due", {"enough or": ""}),
+    "careful on the main way only": InSource(Positions, "_way", {"max(": "0 if topic else max("}),
+    "suspected for ever": InPython(Careful, "landed", _suspects_for_ever),
+    "acquitted beside the lot": InSource(Log, "entries", {"not found and not self._lot.is_out": "True"}),
+    "read before it is suspected": InSource(Log, "_more", {"{_listed(way)}": "*"}),
+    "polled before it is suspected": InSource(Log, "_polling", {"{_listed(leader)}": "*"}),
+    "a lane by its hash alone": InSource(
+        Log, "_from_log_carefully", {"lane if lane in way.lanes else min(way.lanes)": "lane"}
+    ),
+    "suspected although it left": InSource(
+        LaneTable, "release", {"suspect = NULL, suspected = 0 WHERE owner = %s)": "crashes = crashes WHERE owner = %s)"}
+    ),
+}
+CASES = Cases(MUTANTS)
+CRASHES = 6
+LETTERS = {"letters": Topic(order="global")}
+
+
+@pytest.fixture
+async def bench(database: str) -> AsyncIterator[Bench]:
+    async with opened(database) as bench:
+        yield bench
+
+
+@CASES.notices("no careful mode", "a suspect forgotten", "acquitted on arrival")
+async def an_event_that_kills_every_relay_is_parked_and_the_others_flow(bench: Bench) -> None:
+    bench.add("Before", of="1")
+    bench.add("Killer", of="2")
+    bench.add("After", of="1")
+    published = await _with_a_killer(bench, "Killer")
+    assert list(dict.fromkeys(published)) == ["Before", "After"]
+    [[error]] = bench.sql("SELECT last_error FROM pillarbox_parked WHERE event_type = 'Killer' AND state = 'dead'")
+    assert error.startswith("crashed the relay")
+
+
+@CASES.notices("no careful mode", "acquitted on arrival")
+async def an_event_that_kills_every_relay_is_found_behind_others_of_its_line(bench: Bench) -> None:
+    for index in range(5):
+        bench.add(f"E{index}", of="1")
+    bench.add("Killer", "Follower", of="1")
+    published = await _with_a_killer(bench, "Killer")
+    assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(5)]
+    rows = bench.sql("SELECT event_type, state FROM pillarbox_parked ORDER BY id")
+    assert rows == [("Killer", "dead"), ("Follower", "blocked")]
+
+
+@CASES.notices("acquitted as it moves", "progress now and then")
+async def an_event_that_kills_every_relay_is_found_deep_in_a_backlog(bench: Bench) -> None:
+    for index in range(45):
+        bench.add(f"E{index}", of=str(index))
+    bench.add("Killer")
+    published = await _with_a_killer(bench, "Killer", room=1, window=20, progress=timedelta(hours=1))
+    assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(45)]
+
+
+@CASES.notices("no careful mode", "careful on the main way only")
+async def an_event_that_kills_every_relay_is_found_in_a_topic_that_is_one_line(bench: Bench) -> None:
+    bench.add("Before", "Killer", topic="prices")
+    bench.add("Other")
+    published = await _with_a_killer(bench, "Killer", topics={"prices": Topic(order="global")})
+    assert set(published) == {"Before", "Other"}
+
+
+@CASES.notices("no careful mode", "careful on the main way only")
+async def an_event_that_kills_every_relay_is_found_in_a_topic_that_was_paused(bench: Bench) -> None:
+    store = await bench.holder("relay")
+    await store.pause("orders", "me", "why not")
+    bench.add("Before", "Killer")
+    bench.add("Other", topic="others")
+    assert await publish(store) == ["Other"]
+    await store.resume("orders")
+    await bench.crash(store)
+    assert set(await _with_a_killer(bench, "Killer")) == {"Before"}
+
+
+async def _with_a_killer(bench: Bench, killer: str, *, room: int = 10, **more: Any) -> list[str]:
+    """Run relays, one after the other; each dies as it sends the killer. Give what was published."""
+    published: list[str] = []
+    for crash in range(CRASHES):
+        store = await bench.holder(f"relay-{crash}", **more)
+        published += await _publish_until(store, killer, room)
+        await bench.crash(store)
+        if bench.sql("SELECT 1 FROM pillarbox_parked WHERE event_type = %s", [killer]):
+            store = await bench.holder("last", **more)
+            return published + await _publish_until(store, "nothing", room)
+    raise AssertionError(f"{CRASHES} relays died of {killer}, and it is not parked")
+
+
+async def _publish_until(store: PostgresStore, killer: str, room: int) -> list[str]:
+    """Publish one after the other, blocked ones excepted, until it is the killer's turn."""
+    published: list[str] = []
+    for _ in range(200):
+        entries = await store.entries(room)
+        if not entries:
+            break
+        for entry in entries:
+            if entry.event_type == killer:
+                return published
+            if (entry.topic, entry.aggregate_type, entry.aggregate_id) in store.blocked:
+                await settle(store, [entry], BLOCKED)
+            else:
+                await settle(store, [entry])
+                published.append(entry.event_type)
+    return published
+
+
+async def test_ten_random_kills_park_nothing(bench: Bench) -> None:
+    for index in range(40):
+        bench.add(f"E{index}", of=str(index % 5))
+    published: list[str] = []
+    for kill in range(10):
+        store = await bench.holder(f"relay-{kill}")
+        entries = await store.entries(10)
+        if kill % 3:
+            await settle(store, entries[: kill // 2])
+            published += names(entries[: kill // 2])
+        await bench.crash(store)
+    store = await bench.holder("last")
+    published += await publish(store)
+    assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(40)]
+    assert bench.sql("SELECT 1 FROM pillarbox_parked") == []
+
+
+@CASES.notices("suspected for ever")
+async def an_event_that_fails_again_and_again_is_not_taken_for_a_killer(bench: Bench) -> None:
+    bench.add("Failing")
+    store = await bench.holder("relay-0")
+    for crash in range(1, 4):  # before anything is settled: careful from now on
+        await store.entries(10)
+        store = await bench.takeover(store, f"relay-{crash}")
+    for _ in range(3):  # it is sent, refused, and tried again, by one and the same relay
+        [entry] = await store.entries(10)
+        await settle(store, [entry], RetryAt(bench.clock.now() + timedelta(seconds=1), "no"))
+        bench.clock.advance(2)
+        await store.renew(None)
+    store = await bench.takeover(store, "last")  # one random kill
+    assert await publish(store) == ["Failing"]
+
+
+async def test_an_event_found_guilty_is_sent_again_when_it_is_retried(bench: Bench) -> None:
+    bench.add("Killer")
+    await _with_a_killer(bench, "Killer")
+    store = bench.stores[-1]
+    assert await store.retry(Query(status=("dead",))) == 1
+    assert await publish(store) == ["Killer"]
+
+
+@CASES.notices("acquitted beside the lot")
+async def an_event_out_of_the_parking_lot_that_kills_slowly_is_found(bench: Bench) -> None:
+    store = await bench.holder("first")
+    bench.add("Killer")
+    await settle(store, await store.entries(10), RetryAt(bench.clock.now(), "no"))
+    bench.add("Other", of="2")
+    assert await publish_others(store) == ["Other"]
+    for crash in range(CRASHES):
+        store = await bench.takeover(store, f"relay-{crash}")
+        for _ in range(3):  # while it is in flight, the relay reads on
+            await store.entries(10)
+    assert bench.sql("SELECT state FROM pillarbox_parked WHERE event_type = 'Killer'") == [("dead",)]
+
+
+async def publish_others(store: PostgresStore) -> list[str]:
+    """Publish everything but the killer, which stays in flight."""
+    entries = [entry for entry in await store.entries(10) if entry.event_type != "Killer"]
+    await settle(store, entries)
+    return names(entries)
+
+
+@CASES.notices("read before it is suspected", "polled before it is suspected")
+async def an_event_is_suspected_before_its_contents_are_read(bench: Bench) -> None:
+    bench.sql(
+        "INSERT INTO pillarbox_outbox (aggregate_type, aggregate_id, event_type, topic, payload)"
+        " SELECT 'order', '1', 'Large', 'orders', to_json(repeat('x', 100000)) FROM generate_series(1, 2)"
+    )
+    store = await bench.holder("first")
+    for crash in range(3):
+        store = await bench.takeover(store, f"relay-{crash}")
+    suspected: list[bool] = []
+    run = store._reading.run
+
+    async def watch(*statement: Any, **more: Any) -> Any:
+        rows = await run(*statement, **more)
+        if any(isinstance(value, str) and len(value) > 100_000 for row in rows for value in row):
+            suspected.append(bool(bench.sql("SELECT 1 FROM pillarbox_lanes WHERE suspect IS NOT NULL")))
+        return rows
+
+    store._reading.run = watch  # type: ignore[method-assign]
+    assert await publish(store) == ["Large", "Large"]
+    assert suspected == [True, True]
+
+
+@CASES.notices("a lane by its hash alone")
+async def a_topic_that_was_one_line_is_searched_by_who_holds_its_only_position(bench: Bench) -> None:
+    await (await bench.holder("before", topics=LETTERS)).release()
+    store = await bench.holder("first")
+    lane = next(lane for lane in range(1, 64) if lane != bench.lane("1"))
+    await store.release([one for one in range(64) if one not in (0, lane)])
+    bench.sql("UPDATE pillarbox_lanes SET crashes = 5 WHERE lane = 0")
+    store = await bench.takeover(store, "second")
+    await store.release([bench.lane("1")])
+    bench.add("Letter", of="1", topic="letters")
+    try:
+        assert await publish(store) == ["Letter"]
+    except LaneLost:
+        pytest.fail("it is not ours to write down")
+
+
+@CASES.notices("suspected although it left")
+async def an_event_that_was_about_to_be_sent_when_relays_were_stopped_is_innocent(bench: Bench) -> None:
+    bench.add("First")
+    store = await bench.holder("relay-0")
+    for crash in range(1, 4):
+        await store.entries(10)
+        store = await bench.takeover(store, f"relay-{crash}")
+    for stop in range(3):  # the broker is away, so it stays where it is
+        assert names(await store.entries(10)) == ["First"]
+        await store.release()
+        store = await bench.holder(f"stopped-{stop}")
+    assert await publish(store) == ["First"]
+
+
+@VERSIONS
+@pytest.mark.parametrize("story", CASES.sound)
+async def test_the_rule_holds(story: Story, bench: Bench) -> None:
+    await story(bench)
+
+
+@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
+async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.break_rule(mutant, monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await story(bench)
+
+
+def test_every_mutant_is_noticed_somewhere() -> None:
+    assert not CASES.unnoticed
