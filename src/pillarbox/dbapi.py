@@ -81,7 +81,7 @@ class Inbox:
 
     def first_time(self, connection: sqlite3.Connection, message_id: str | UUID) -> bool:
         """Note a message in the connection's transaction; False if this consumer has it already."""
-        _check_connection(connection)
+        _check_connection(connection, _inbox_for)
         with _failures(connection):
             program = programs.first_time(self.texts, message_key(message_id))
             return drive(program, lambda statement: _run(connection, statement))
@@ -122,7 +122,7 @@ class Inbox:
                 connection = self._opener()
             except sqlite3.Error as error:
                 raise error_of(error, "", "") from error
-            _check_module(connection)
+            _check_module(connection, _inbox_for)
             self._mine.connection = connection
         return connection
 
@@ -168,27 +168,33 @@ def _end(connection: sqlite3.Connection, how: Literal["COMMIT", "ROLLBACK"]) -> 
         connection.rollback()
 
 
-def _check_connection(connection: sqlite3.Connection) -> None:
-    _check_module(connection)
+def _outbox_for(library: str) -> str:
+    """Say which door takes a connection of another library."""
+    if library in ("psycopg", "asyncpg"):
+        return f"for {library} take pillarbox.{library}"
+    return "for SQLAlchemy take pillarbox.sqlalchemy, for Django pillarbox.django"
+
+
+def _inbox_for(library: str) -> str:
+    """Say which inbox takes a connection of another library."""
+    if library in ("psycopg", "asyncpg"):
+        return "PostgreSQL has an outbox, but no inbox so far: let this consumer keep its data in SQLite"
+    return "for SQLAlchemy on SQLite take pillarbox.sqlalchemy"
+
+
+def _check_connection(connection: sqlite3.Connection, door_for: Callable[[str], str] = _outbox_for) -> None:
+    _check_module(connection, door_for)
     if not connection.in_transaction:
         check_transaction(connection, _cure(connection))
 
 
-def _check_module(connection: object) -> None:
+def _check_module(connection: object, door_for: Callable[[str], str]) -> None:
     if not isinstance(connection, sqlite3.Connection):
         kind = type(connection)
         raise ConfigError(
             f"a {kind.__module__}.{kind.__qualname__} is no connection that pillarbox.dbapi knows: it takes"
-            f" sqlite3.Connection; for {_module_for(kind)}"
+            f" sqlite3.Connection; {door_for(kind.__module__.partition('.')[0])}"
         )
-
-
-def _module_for(kind: type) -> str:
-    """Say which door takes a connection of another library."""
-    library = kind.__module__.partition(".")[0]
-    if library in ("psycopg", "asyncpg"):
-        return f"{library} take pillarbox.{library}"
-    return "SQLAlchemy take pillarbox.sqlalchemy, for Django pillarbox.django"
 
 
 def _cure(connection: sqlite3.Connection) -> str:

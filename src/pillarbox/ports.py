@@ -147,6 +147,8 @@ class Record:
     consumer: str | None = None
     traceback: str | None = None
     """Where a handler failed the last time."""
+    hidden: bool = False
+    """Whoever asked may not see headers and data: they are empty here, whatever the event has."""
 
 
 @dataclass(frozen=True, slots=True)

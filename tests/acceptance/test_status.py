@@ -55,7 +55,9 @@ def test_no_relay_ever(migrated: "Shop", until: Until) -> None:
     ]
     with migrated.running(commands_of(lines)[0]):
         until(lambda: migrated.received() == [id])
-        until(lambda: migrated.status() == ["✓ all is well: nothing is waiting"])
+        until(lambda: migrated.status()[0] == "✓ all is well: nothing is waiting")
+        _, relay = migrated.status()
+        assert re.fullmatch(r"· relay \S+ holds 64 lanes; seen \d s ago", relay)
 
 
 def test_a_killed_relay_is_missed_at_once(migrated: "Shop", until: Until) -> None:
@@ -97,7 +99,7 @@ def test_paused_and_by_whom(migrated: "Shop", until: Until) -> None:
     id = migrated.placed()
     with migrated.running(f"pillarbox relay run --database {migrated.database} --broker {migrated.broker}"):
         until(lambda: relay_is_seen(migrated))
-        (line, *commands) = migrated.status(code=3)
+        (line, *commands, _) = migrated.status(code=3)
         assert line.startswith("✗ topic order-events was paused ")
         assert " ago by ann@" in line
         assert line.endswith(": the shop moves house; 1 event is waiting")
@@ -115,7 +117,8 @@ def test_a_broker_that_is_away(migrated: "Shop", until: Until) -> None:
         f"pillarbox relay run --database {migrated.database} --broker {migrated.broker} --set relay.lease='12 s'"
     ):
         until(lambda: "broker away" in kinds(migrated))
-        (line,) = migrated.status(code=3)
+        line, relay = migrated.status(code=3)
+        assert relay.startswith("· relay ")
         assert line.startswith("✗ the broker has been away since 20")
         assert line.endswith(
             "): the broker's file stream.db cannot be used now: unable to open database file; "
@@ -216,6 +219,7 @@ def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
     assert set(answer["stats"]["pauses"][0]) == {"topic", "since", "who", "why"}
     assert set(answer["stats"]["relays"][0]) == {
         "owner",
+        "alive",
         "seen_at",
         "lease_until",
         "lanes",

@@ -9,6 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from psycopg import errors
+from psycopg.types.json import Json, Jsonb
 
 from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event
 from pillarbox.core.routing import DEFAULT_TOPIC, topic_of
@@ -50,6 +51,50 @@ def test_the_shortest_way(connection: psycopg.Connection) -> None:
     assert rows(connection, columns) == [
         (id, "order", "42", "OrderPlaced", "order-events", '{"total":  42}', "application/json")
     ]
+
+
+ID_42 = ["42", "42::smallint", "42::bigint", "42::numeric", "'42'::varchar(9)", "'42'", "'42'::text", "'42'::name"]
+PAYLOADS = ["'{\"total\": 9}'", *(f"'{{\"total\": 9}}'::{kind}" for kind in ("text", "varchar", "json", "jsonb"))]
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+@pytest.mark.parametrize("id", ID_42)
+def test_ids_and_payloads_of_many_types_are_taken(connection: psycopg.Connection, id: str, payload: str) -> None:
+    add(connection, f"'order', {id}, 'OrderPlaced', {payload}, topic => 't', numbered => true")
+    names = ("aggregate_type", "aggregate_id", "event_type", "payload")
+    values = ("'order'", id, "'OrderPlaced'", payload)
+    add(connection, ", ".join(f"{name} => {value}" for name, value in zip(names, values, strict=True)))
+    add(connection, f"'order', {id}, 'LabelPrinted', body => 'x', content_type => 'text/plain'")
+    assert rows(connection, "aggregate_id, payload::text, topic") == [
+        ("42", '{"total": 9}', "t"), ("42", '{"total": 9}', "order-events"), ("42", None, "order-events")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [42, "42", ID])
+@pytest.mark.parametrize("payload", ["{}", Json({}), Jsonb({})])
+def test_parameters_of_a_driver_are_taken(connection: psycopg.Connection, value: object, payload: object) -> None:
+    add(connection, "%s, %s, %s, %s, headers => %s", "order", value, "OrderPlaced", payload, Json({"a": "b"}))
+    assert rows(connection, "aggregate_id, payload::text") == [(str(value), "{}")]
+
+
+def test_a_trigger_adds_what_it_has_at_hand(connection: psycopg.Connection) -> None:
+    connection.execute("""
+        CREATE TABLE orders (id bigint PRIMARY KEY, total int);
+        CREATE FUNCTION order_changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            PERFORM pillarbox_add('order', NEW.id, 'OrderChanged', to_jsonb(NEW));
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER order_changed AFTER INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION order_changed();
+        INSERT INTO orders VALUES (7, 42);
+    """)
+    assert rows(connection, "aggregate_id, payload") == [("7", {"id": 7, "total": 42})]
+
+
+def test_no_aggregate_is_taken_with_any_payload(connection: psycopg.Connection) -> None:
+    for payload in PAYLOADS:
+        add(connection, f"NULL, NULL, 'Ping', {payload}")
+        add(connection, f"'', '', 'Ping', {payload}")
+    assert set(rows(connection, "aggregate_id, topic")) == {("", "events")}
 
 
 def test_an_event_is_the_same_as_from_a_door(connection: psycopg.Connection) -> None:

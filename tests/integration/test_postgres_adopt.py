@@ -55,6 +55,7 @@ async def test_the_backlog_and_what_came_after_the_copy_are_pending_and_nothing_
     log.add("Backlog")
     copy_from_another_cluster(log)
     log.add("New")
+    assert (await log.overview.stats(log.connection)).pending == 3
     assert await adopt(log.connection, PLACE) == 3
     assert await pending(log) == ["Late", "Backlog", "New"]
     assert (await log.overview.stats(log.connection)).stopped is None

@@ -82,12 +82,13 @@ def test_a_writer_adds_every_kind_of_event(become: As, url: str) -> None:
             " VALUES ('order-events', 'order', '1', 'Placed', '{}')"
         )
         writer.execute("SELECT pillarbox_add('order', '1', 'P', '{}', numbered => true, idempotency_key => 'q')")
+        writer.execute("SELECT pillarbox_add('order', 1, 'P', '{}'::jsonb, numbered => true, idempotency_key => 'r')")
         with writer.cursor().copy("COPY pillarbox_outbox (event_type, topic, payload) FROM STDIN") as copy:
             copy.write_row(("Copied", "events", "{}"))
     with psycopg.connect(url) as connection:
         found = connection.execute("SELECT count(*), max(number) FROM pillarbox_outbox").fetchone()
         connection.execute("DELETE FROM pillarbox_outbox; DELETE FROM pillarbox_keys")
-    assert found == (10, 2)
+    assert found == (11, 3)
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -134,6 +135,7 @@ def test_nobody_else_adds_events(become: As, role: str) -> None:
     with other.transaction(force_rollback=True), pytest.raises(StoreError, match="the writer's role"):
         outbox.add(other, EVENTS[0])
     assert refused(other, "SELECT pillarbox_add('order', '1', 'Placed', '{}')")
+    assert refused(other, "SELECT pillarbox_add('order', 1, 'Placed', '{}'::jsonb)")
     assert refused(other, "SELECT pillarbox_draw_numbers('{order}', '{1}')")
     assert refused(other, "SELECT pillarbox_take_keys('{k}', ARRAY[gen_random_uuid()])")
 

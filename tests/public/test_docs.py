@@ -13,7 +13,8 @@ What a page may say in an HTML comment right before a block, or in its place:
     -->
 
 An `sql` block runs in that database.
-A `console` block holds the commands pillarbox, python and make (whose verbs are only looked up).
+A `console` block holds the commands pillarbox, python, touch and make (whose verbs are only looked up). What one prints
+may go to a file, `> script.sql`, or into the page's database, `| psql shop`.
 Output that it shows is compared, line by line; `…` stands for anything.
 """
 
@@ -151,7 +152,12 @@ class Runner:
             makefile = (ROOT / "Makefile").read_text()
             assert all(f"\n{verb}:" in makefile for verb in words[1:]), f"{where}: make has no such verb: {line}"
             return
+        if words[0] == "touch":
+            for name in words[1:]:
+                (self._directory / name).touch()
+            return
         assert words[0] in ("pillarbox", "python"), f"{where}: mark what cannot be run as not run: {line}"
+        words, goes_to = _split_off(words)
         command = [sys.executable, *(words[1:] if words[0] == "python" else ["-m", *words])]
         if background:
             self._run_in_background(command, output, f"{where}: {line}")
@@ -159,6 +165,11 @@ class Runner:
         process = self._start(command, subprocess.PIPE)
         said, _ = process.communicate(timeout=PATIENCE)
         assert process.returncode == exit_code, f"{where}: {line}\nended with {process.returncode}:\n{said}"
+        if goes_to == ["|", "psql", "shop"]:
+            self._run_sql(said)
+        elif goes_to:
+            assert goes_to[0] == ">", f"{where}: nothing but `> file` and `| psql shop` is known: {line}"
+            self._write(goes_to[1], said)
         assert not output.strip() or matches(output, said), f"{where}: {line}\nshould say:\n{output}\nand says:\n{said}"
 
     def _run_in_background(self, command: list[str], output: str, where: str) -> None:
@@ -183,6 +194,12 @@ class Runner:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+def _split_off(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split where a shell would send the output elsewhere."""
+    end = next((n for n, word in enumerate(words) if word in (">", "|")), len(words))
+    return words[:end], words[end:]
 
 
 def matches(shown: str, said: str) -> bool:
@@ -345,6 +362,19 @@ def test_a_console_block_holds_only_what_can_be_checked(tmp_path: Path, line: st
 def test_settings_on_a_page_are_toml(tmp_path: Path) -> None:
     with pytest.raises(tomllib.TOMLDecodeError):
         run_page(fenced("toml", "database = nonsense"), "page", tmp_path)
+
+
+def test_what_a_command_prints_may_go_to_a_file(tmp_path: Path) -> None:
+    print_it = fenced("console", "$ python -c 'print(6 * 7)' > answer.txt")
+    run_page(page_of(print_it, fenced("console", "$ touch empty.txt")), "page", tmp_path)
+    assert (tmp_path / "answer.txt").read_text() == "42\n"
+    assert (tmp_path / "empty.txt").read_text() == ""
+
+
+@pytest.mark.usefixtures("shop_on_postgres")
+def test_what_a_command_prints_may_go_to_psql(tmp_path: Path) -> None:
+    make = fenced("console", "$ python -c 'print(\"CREATE TABLE printed ()\")' | psql shop")
+    run_page(page_of(make, fenced("sql", "SELECT * FROM printed;")), "page", tmp_path)
 
 
 @pytest.mark.usefixtures("shop_on_postgres")

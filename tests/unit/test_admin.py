@@ -156,3 +156,33 @@ async def test_pruning_deletes_everything_that_is_old_enough(admin: Admin, setti
 
 async def test_the_script_needs_no_connection(settings: Settings) -> None:
     assert "CREATE TABLE IF NOT EXISTS pillarbox_outbox (" in open_admin(settings).sql()
+
+
+async def test_the_script_can_leave_the_transaction_to_others(settings: Settings) -> None:
+    script, bare = open_admin(settings).sql(), open_admin(settings).sql(transaction=False)
+    assert script.splitlines()[:: len(script.splitlines()) - 1] == ["BEGIN IMMEDIATE;", "COMMIT;"]
+    sqlite3.connect(":memory:").executescript(f"BEGIN;{bare}COMMIT;").connection.close()
+
+
+async def test_what_pruning_would_delete_is_counted_by_when_it_was_published(admin: Admin, settings: Settings) -> None:
+    add(settings, *(order(number) for number in range(3)))
+    await Relay(settings).run_once()
+    add(settings, order(4))
+    assert await admin.prunable(Retention()) == (0, False)
+    assert await admin.prunable(Retention(published=timedelta(0))) == (3, False)
+    assert await admin.prunable(Retention(published=None)) == (0, False)
+
+
+async def test_with_dropped_events_or_an_archive_it_may_be_fewer(admin: Admin, settings: Settings) -> None:
+    add(settings, order())
+    await refuse_everything(settings)
+    await admin.drop(Query(status=("dead",)))
+    assert await admin.prunable(Retention(published=timedelta(0))) == (1, True)
+    assert (await admin.prunable(Retention(published=timedelta(0), archive=timedelta(days=1))))[1]
+
+
+async def test_a_topic_is_known_by_its_events(admin: Admin, settings: Settings) -> None:
+    assert not await admin.knows("order-events")
+    add(settings, order())
+    assert await admin.knows("order-events")
+    assert not await admin.knows("orders-event")

@@ -5,10 +5,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pillarbox.admin.diagnosis import Finding, diagnose
+from pillarbox.admin.diagnosis import Finding, diagnose, living, told
+from pillarbox.admin.wording import command
 from pillarbox.errors import StoreUnavailable
 from pillarbox.ports import Away, FullLot, Pause, Record, RelaySeen, SchemaStatus, Stats
 from pillarbox.settings import Settings
+from pillarbox.settings.tables import OutboxSettings
+from pillarbox.stores.postgres.stats import ELSEWHERE
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 DATABASE = "sqlite:///shop.db"
@@ -105,6 +108,11 @@ def test_a_database_that_cannot_be_read_says_why() -> None:
     ]
 
 
+def test_a_server_that_is_away_says_so() -> None:
+    [finding] = diagnose(StoreUnavailable("PostgreSQL is away: connection refused"), None, NOW, SETTINGS)
+    assert finding == Finding("problem", "database", "the database is away: connection refused")
+
+
 def test_no_relay_ever() -> None:
     assert found(replace(QUIET, relays=(), pending=2)) == [
         Finding(
@@ -153,6 +161,47 @@ def test_a_broker_that_is_away_is_quoted() -> None:
 def test_a_dead_relays_opinion_of_the_broker_does_not_count() -> None:
     gone = replace(RELAY, away=Away(ago(minutes=3), "refused"), lease_until=ago(minutes=1))
     assert [finding.kind for finding in found(replace(QUIET, relays=(gone, RELAY)))] == ["fine"]
+
+
+def test_a_topic_that_is_held_is_named_and_its_retries_are_summed_up() -> None:
+    words = "topic bad-events fails while others go: 503; down; topic mails fails while others go: 421"
+    relays = (
+        replace(RELAY, away=Away(ago(minutes=3), words)),
+        replace(RELAY, owner="other", away=Away(ago(minutes=5), "topic mails fails while others go: 420")),
+    )
+    heads = tuple(replace(HEAD, status="retrying", topic="bad-events", next_try_at=NOW) for _ in range(20))
+    stats = replace(QUIET, relays=relays, heads=heads, retrying=40)
+    held, mails, retried = found(stats)
+    assert held == Finding(
+        "problem",
+        "topic held",
+        "topic bad-events is held since 2026-01-31 11:57:00 UTC (3 min), because it fails while others go: 503; down;"
+        " the relay tries it again by itself",
+    )
+    assert mails.line.startswith("topic mails is held since 2026-01-31 11:55:00 UTC (5 min)")
+    assert retried.line == "40 events are being retried in all"
+
+
+def test_of_another_topic_than_the_held_one_each_retry_is_told() -> None:
+    held = replace(RELAY, away=Away(ago(minutes=3), "topic mails fails while others go: 421"))
+    head = replace(HEAD, status="retrying", next_try_at=NOW)
+    kinds = [finding.kind for finding in found(replace(QUIET, relays=(held,), heads=(head,), retrying=1))]
+    assert kinds == ["topic held", "retrying"]
+
+
+def test_delayed_events_are_mentioned() -> None:
+    fine, note = found(replace(QUIET, delayed=2))
+    assert (fine.kind, note.line) == ("fine", "2 events are delayed: each goes when its time has come")
+    assert note.commands == ("pillarbox events list --status delayed --database sqlite:///shop.db",)
+
+
+def test_only_living_relays_are_told_of() -> None:
+    gone = replace(RELAY, owner="gone", lease_until=ago(minutes=11))
+    waits = replace(RELAY, owner="host-2-cd", lanes=0)
+    assert [told(relay, NOW) for relay in living((RELAY, gone, waits), NOW)] == [
+        "relay host-1-ab holds 64 lanes; seen 2 s ago",
+        "relay host-2-cd waits, and holds no lanes; seen 2 s ago",
+    ]
 
 
 def test_a_pause_names_who_why_and_how_to_resume() -> None:
@@ -260,6 +309,13 @@ def test_the_command_asks_for_the_broker_that_nobody_named() -> None:
     assert found(replace(QUIET, relays=(), pending=1), settings)[0].commands == ("pillarbox relay run --broker URL",)
 
 
+def test_the_command_repeats_the_place_of_the_tables() -> None:
+    settings = replace(SETTINGS, outbox=OutboxSettings("acme", "pb_"))
+    assert command("migrate up", settings) == "pillarbox migrate up --database sqlite:///shop.db"
+    settings = replace(settings, origins={"outbox.schema": "--set", "outbox.prefix": "--set"})
+    assert command("migrate up", settings).endswith(" --set outbox.schema=acme --set outbox.prefix=pb_")
+
+
 def test_several_reasons_come_together_the_most_fundamental_first() -> None:
     pause = Pause("order-events", ago(minutes=1), "ann", "x")
     stats = replace(
@@ -272,6 +328,11 @@ def test_a_log_that_cannot_be_read_on_is_never_well() -> None:
     assert found(replace(QUIET, stopped="the ids have begun again")) == [
         Finding("problem", "log stopped", "the ids have begun again")
     ]
+
+
+def test_a_copy_from_another_cluster_names_adopt_and_no_relay() -> None:
+    [stopped] = found(replace(QUIET, relays=(), pending=3, stopped=ELSEWHERE))
+    assert stopped.commands == ("pillarbox adopt --database sqlite:///shop.db",)
 
 
 def test_a_full_parking_lot_names_its_longest_line_and_both_cures() -> None:

@@ -87,6 +87,12 @@ def test_what_is_no_url_is_refused(text: str) -> None:
         parse_url("database", text)
 
 
+@pytest.mark.parametrize("text", ["host=db.example dbname=shop", "dbname = shop", "user=a password=b:c host=d"])
+def test_a_string_of_libpq_is_refused_with_the_url_to_write(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not a URL: write postgresql://user@host:5432/shop$"):
+        parse_url("database", text)
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [

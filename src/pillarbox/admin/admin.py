@@ -2,17 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from pillarbox.admin.diagnosis import Finding, diagnose
-from pillarbox.errors import PillarboxError
-from pillarbox.ports import Clock, Pause, Query, Record, Retention, SchemaStatus, Side, Stats, Store
+from pillarbox.admin.diagnosis import Finding, diagnose, living
+from pillarbox.errors import PillarboxError, StoreUnavailable
+from pillarbox.ports import Clock, Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Side, Stats, Store
 from pillarbox.settings import Settings
 
 COUNTED = 10_000
 """Events are counted up to here; beyond, it is "more than"."""
 PAGE = 500
+_TRANSACTION = ("BEGIN;", "BEGIN IMMEDIATE;", "COMMIT;")
+LOOKED_BACK = 100_000
+"""So many of the newest events are looked at for a topic that nobody has named."""
 
 
 class Report(NamedTuple):
@@ -20,6 +24,11 @@ class Report(NamedTuple):
 
     findings: Sequence[Finding]
     stats: Stats | None
+    now: datetime
+
+    @property
+    def living(self) -> Sequence[RelaySeen]:
+        return [] if self.stats is None else living(self.stats.relays, self.now)
 
     @property
     def healthy(self) -> bool:
@@ -45,14 +54,27 @@ class Admin:
     ) -> None:
         await self._store.close()
 
+    async def look(self, settings: Settings) -> Report:
+        """Open, report and close; a database that is away is a finding too."""
+        try:
+            async with self:
+                return await self.report(settings)
+        except StoreUnavailable as error:
+            return self._unread(error, settings)
+
     async def report(self, settings: Settings) -> Report:
         """Say how the outbox is, and what keeps events from flowing; a database that cannot be read is a finding."""
         try:
             schema = await self._store.status()
             stats = await self._store.stats() if schema.version == schema.needed else None
         except PillarboxError as error:
-            return Report(diagnose(error, None, self._clock.now(), settings), None)
-        return Report(diagnose(schema, stats, self._clock.now(), settings), stats)
+            return self._unread(error, settings)
+        now = self._clock.now()
+        return Report(diagnose(schema, stats, now, settings), stats, now)
+
+    def _unread(self, error: PillarboxError, settings: Settings) -> Report:
+        now = self._clock.now()
+        return Report(diagnose(error, None, now, settings), None, now)
 
     async def check(self) -> None:
         """Raise SchemaMismatch, which names the command to run, unless the tables are as this release needs them."""
@@ -66,9 +88,11 @@ class Admin:
         """Bring the tables to the needed version; give the versions applied."""
         return await self._store.up()
 
-    def sql(self) -> str:
-        """Give the script that makes the tables; needs no connection."""
-        return self._store.sql()
+    def sql(self, *, transaction: bool = True) -> str:
+        """Give the script that makes the tables; needs no connection. Without a transaction of its own it can run
+        inside of another one."""
+        lines = self._store.sql().splitlines(keepends=True)
+        return "".join(line for line in lines if transaction or line.strip() not in _TRANSACTION)
 
     def roles(self) -> str:
         """Give the script that makes roles for writers, relays and viewers; needs no connection."""
@@ -110,6 +134,24 @@ class Admin:
         """Publish again what was published."""
         return await self._store.replay(query)
 
+    async def prunable(self, retention: Retention) -> tuple[int, bool]:
+        """Count the events that are settled for long enough, up to COUNTED + 1; and whether it may be fewer.
+
+        It may: when an event was dropped is not known, and what is in the archive already looks published, too.
+        """
+        if retention.published is None:
+            return 0, False
+        old, count, sure = self._clock.now() - retention.published, 0, retention.archive == timedelta(0)
+        query = Query(newest_first=False, limit=PAGE)
+        while count <= COUNTED and (page := await self._store.find(query)):
+            settled = [one for one in page if _is_settled(one, old)]
+            count += len(settled)
+            sure = sure and all(one.published_at is not None for one in settled)
+            if all(one.created_at > old for one in page):  # and so are the later ones
+                break
+            query = replace(query, after=page[-1].position)
+        return min(count, COUNTED + 1), not sure
+
     async def prune(self, retention: Retention) -> int:
         """Delete what has been settled for long enough; give how many."""
         total = 0
@@ -125,6 +167,20 @@ class Admin:
         """Stop publishing a topic; it keeps its place. If it is paused already, change nothing and give that pause."""
         return await self._store.pause(topic, self._who, why)
 
+    async def knows(self, topic: str) -> bool:
+        """Look whether one of the newest events goes to a topic; not further back, for that may be far."""
+        newest = await self._store.find(Query(limit=1))
+        if not newest:
+            return False
+        return bool(await self._store.find(Query(topic=topic, after=newest[0].position - LOOKED_BACK, limit=1)))
+
     async def resume(self, topic: str) -> bool:
         """Publish a topic again; False if it was not paused."""
         return await self._store.resume(topic)
+
+
+def _is_settled(record: Record, by: datetime) -> bool:
+    """Tell whether an event was settled by then, as far as is known."""
+    if record.status not in ("published", "dropped"):
+        return False
+    return (record.created_at if record.published_at is None else record.published_at) <= by

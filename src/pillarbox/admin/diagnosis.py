@@ -1,5 +1,6 @@
 """Diagnosis: why nothing happens, as values. Pure: what is known of an outbox in, findings with their cure out."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Literal
 
 from pillarbox.admin.wording import at, command, counted, resume_command
 from pillarbox.errors import PillarboxError
-from pillarbox.ports import Pause, Record, RelaySeen, SchemaStatus, Stats
+from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, Stats
 from pillarbox.settings import Settings
 from pillarbox.settings.durations import about, write_duration
 from pillarbox.settings.urls import without_secrets
@@ -20,9 +21,11 @@ Kind = Literal[
     "tables",
     "no relay",
     "broker away",
+    "topic held",
     "paused",
     "blocked",
     "retrying",
+    "delayed",
     "dead",
     "inbox dead",
     "old",
@@ -32,6 +35,9 @@ Kind = Literal[
 
 
 JUST_NOW = timedelta(seconds=2)
+_AWAY = "PostgreSQL is away: "
+_HELD = re.compile(r"(?:^|; )topic (.+?) fails while others go: ")
+"""How a relay tells of the topics that it holds."""
 _ORDER: tuple[Severity, ...] = ("problem", "fine", "note")
 
 
@@ -50,20 +56,41 @@ def diagnose(
 ) -> Sequence[Finding]:
     """Say what keeps events from flowing, the most fundamental first; `stats` is None without tables."""
     if isinstance(schema, PillarboxError):
-        return [Finding("problem", "database", f"the database cannot be read: {schema}")]
+        return [Finding("problem", "database", _unreadable(str(schema)))]
     if stats is None or schema.version != schema.needed:
         return [_tables(schema, settings)]
+    held = dict(_held(stats.relays, now))
+    # What fails with its topic is counted below, not told one by one.
+    heads = [head for head in stats.heads if head.status != "retrying" or head.topic not in held]
     found = [
         *_stopped(stats, settings),
         *_relays(stats, now, settings),
         *_broker(stats.relays, now),
+        *(_hold(topic, away, now) for topic, away in held.items()),
         *(_pause(pause, stats, now, settings) for pause in stats.pauses),
-        *(_head(head, now, settings) for head in stats.heads),
-        *_beyond_the_heads(stats, settings),
+        *(_head(head, now, settings) for head in heads),
+        *_beyond_the_heads(stats, heads, settings),
     ]
     if not any(finding.severity == "problem" for finding in found):
         found += _old(stats, now, settings) or [_fine(stats)]
     return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def living(relays: Sequence[RelaySeen], now: datetime) -> Sequence[RelaySeen]:
+    """Choose the relays whose lease runs."""
+    return [relay for relay in relays if relay.lease_until >= now]
+
+
+def told(relay: RelaySeen, now: datetime) -> str:
+    """Say what a living relay is at."""
+    has = f"holds {counted(relay.lanes, 'lane')}" if relay.lanes else "waits, and holds no lanes"
+    return f"relay {relay.owner} {has}; seen {about(now - relay.seen_at)} ago"
+
+
+def _unreadable(words: str) -> str:
+    if words.startswith(_AWAY):
+        return f"the database is away: {words.removeprefix(_AWAY)}"
+    return f"the database cannot be read: {words}"
 
 
 def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
@@ -85,7 +112,8 @@ def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
 def _stopped(stats: Stats, settings: Settings) -> Iterator[Finding]:
     """Name what keeps even the best relay from reading the log."""
     if stats.stopped is not None:
-        yield Finding("problem", "log stopped", stats.stopped)
+        cure = (command("adopt", settings),) if "`pillarbox adopt`" in stats.stopped else ()
+        yield Finding("problem", "log stopped", stats.stopped, cure)
     if stats.full is not None:
         head, behind = stats.full.head, stats.full.behind
         line = (
@@ -105,8 +133,8 @@ def _line_of(head: Record) -> str:
 
 
 def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding]:
-    if any(relay.lease_until >= now for relay in stats.relays):
-        return
+    if stats.stopped is not None or living(stats.relays, now):
+        return  # one that runs; or no relay could read the log
     seen = max((relay.seen_at for relay in stats.relays), default=None)
     waiting = stats.pending + stats.retrying
     if stats.receives and not waiting and seen is None and stats.last_published_at is None:
@@ -126,7 +154,7 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
 
 
 def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
-    away = [relay.away for relay in relays if relay.away is not None and relay.lease_until >= now]
+    away = [relay.away for relay in living(relays, now) if relay.away is not None and not _topics(relay.away)]
     if away:
         first = min(away, key=lambda one: one.since)
         line = (
@@ -134,6 +162,28 @@ def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
             "the relay goes on by itself once it is back"
         )
         yield Finding("problem", "broker away", line)
+
+
+def _held(relays: Sequence[RelaySeen], now: datetime) -> Iterator[tuple[str, Away]]:
+    """Give the topics that living relays hold, and since when; of several relays the first one's words count last."""
+    away = [relay.away for relay in living(relays, now) if relay.away is not None]
+    for one in sorted(away, key=lambda one: one.since, reverse=True):
+        for topic, error in _topics(one):
+            yield topic, Away(one.since, error)
+
+
+def _topics(away: Away) -> list[tuple[str, str]]:
+    """Read which topics a relay holds, with their errors; none if it is the broker that is away."""
+    _, *told = _HELD.split(away.error) if _HELD.match(away.error) else ("",)
+    return list(zip(told[::2], told[1::2], strict=True))
+
+
+def _hold(topic: str, away: Away, now: datetime) -> Finding:
+    line = (
+        f"topic {topic} is held since {at(away.since)} ({about(now - away.since)}), because it fails while others go:"
+        f" {away.error}; the relay tries it again by itself"
+    )
+    return Finding("problem", "topic held", line)
 
 
 def _pause(pause: Pause, stats: Stats, now: datetime, settings: Settings) -> Finding:
@@ -157,12 +207,15 @@ def _head(head: Record, now: datetime, settings: Settings) -> Finding:
     return Finding("note", "retrying", line)
 
 
-def _beyond_the_heads(stats: Stats, settings: Settings) -> Iterator[Finding]:
+def _beyond_the_heads(stats: Stats, mentioned: Sequence[Record], settings: Settings) -> Iterator[Finding]:
     """Mention what holds nobody back: events outside every line, and those beyond the first heads."""
-    heads = Counter(head.status for head in stats.heads)
+    heads = Counter(head.status for head in mentioned)
     if stats.retrying > heads["retrying"]:
         line = f"{_count(stats.retrying, 'event')} being retried in all"
         yield Finding("note", "retrying", line, (command("events list --status retrying", settings),))
+    if stats.delayed:
+        line = f"{_count(stats.delayed, 'event')} delayed: each goes when its time has come"
+        yield Finding("note", "delayed", line, (command("events list --status delayed", settings),))
     if stats.dead > heads["dead"]:
         line = f"{_count(stats.dead, 'event')} dead in all"
         yield Finding("note", "dead", line, (command("dead list", settings),))

@@ -28,8 +28,11 @@ def command(words: str, settings: Settings, *, broker: bool = False) -> str:
             parts.append(f"--{key} URL")
         elif settings.origins.get(key, "--").startswith("--"):
             parts.append(f"--{key} {quote(without_secrets(value))}")
-    if settings.origins.get("outbox.prefix", "").startswith("--"):
-        parts.append(f"--set outbox.prefix={settings.outbox.prefix}")
+    parts += [
+        f"--set outbox.{key}={getattr(settings.outbox, key)}"
+        for key in ("schema", "prefix")
+        if settings.origins.get(f"outbox.{key}", "").startswith("--")
+    ]
     return " ".join(parts)
 
 

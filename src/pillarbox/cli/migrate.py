@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from pillarbox.admin.wording import command
 from pillarbox.cli.options import Json, with_settings
 from pillarbox.cli.output import ExitCode, print_json, print_line, say
 from pillarbox.ports import SchemaStatus
@@ -57,7 +58,8 @@ def check(*, settings: Settings, json: Json = False) -> None:
     elif fine:
         print_line(f"the tables are as they should be: version {schema.version}")
     else:
-        say(f"the tables are at version {schema.version}; this release needs {schema.needed}: pillarbox migrate up")
+        there = f"the tables are at version {schema.version}" if schema.version else "there are no Pillarbox tables"
+        say(f"{there}; this release needs {schema.needed}: run {command('migrate up', settings)}")
     if not fine:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
@@ -69,6 +71,12 @@ def sql(
     roles: Annotated[
         bool, typer.Option("--roles", show_default="off", help="Print the script that makes the roles instead.")
     ] = False,
+    no_transaction: Annotated[
+        bool,
+        typer.Option(
+            "--no-transaction", show_default="off", help="Leave BEGIN and COMMIT out, for a migration that has its own."
+        ),
+    ] = False,
     settings: Settings,
     json: Json = False,
 ) -> None:
@@ -78,7 +86,7 @@ def sql(
     relays and viewers, to be run after it (PostgreSQL).
     """
     admin = open_admin(settings)
-    script = admin.roles() if roles else admin.sql()
+    script = admin.roles() if roles else admin.sql(transaction=not no_transaction)
     if json:
         print_json({"sql": script})
     else:

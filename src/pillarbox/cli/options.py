@@ -1,7 +1,8 @@
 """The flags that many commands share, and how they become settings."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -9,13 +10,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from pillarbox.admin import wording
 from pillarbox.admin.admin import Admin
 from pillarbox.core.routing import LONGEST
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, SchemaMismatch
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
 from pillarbox.settings.urls import parse_url
 from pillarbox.wiring import open_admin
+
+_MIGRATE = re.compile(r"`pillarbox migrate up[^`]*`|pillarbox migrate up(?: --(?:database|set) [^\s`,;]+)*")
 
 
 def _url(flag: str, help: str) -> Any:
@@ -67,13 +71,24 @@ def with_settings(*urls: Literal["database", "broker"]) -> Callable[[Callable[..
         @wraps(command)
         def run(ctx: typer.Context, **given: Any) -> None:
             settings = _load(ctx, **{name: given.pop(name) for name in flags})
-            command(settings=settings, **given)
+            with _cures_that_run(settings):
+                command(settings=settings, **given)
 
         # What the command line offers is read from the signature.
         run.__signature__ = Signature(list(_with_flags(command, flags)))  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+@contextmanager
+def _cures_that_run(settings: Settings) -> Iterator[None]:
+    """Let an error that names the command for the tables name it with the flags of this one."""
+    try:
+        yield
+    except SchemaMismatch as error:
+        migrate = f"`{wording.command('migrate up', settings)}`"
+        raise SchemaMismatch(_MIGRATE.sub(lambda _: migrate, str(error))) from error
 
 
 def _with_flags(command: Callable[..., None], flags: Mapping[str, Any]) -> Iterator[Parameter]:

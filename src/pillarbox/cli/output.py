@@ -17,10 +17,11 @@ from rich.text import Text
 from pillarbox.admin.wording import counted
 from pillarbox.core.payload import check_json, is_json
 from pillarbox.errors import EncodeError
-from pillarbox.ports import Record, Stats
+from pillarbox.ports import Record, RelaySeen, Stats
 from pillarbox.settings.urls import with_quiet_urls
 
 _WIDE = 100_000  # off a terminal nobody folds lines, so nothing is cut off
+_HIDDEN = "(hidden from this role)"
 _DEEP = 500  # nested further than this, Python may be able to read a payload and not to write it
 
 
@@ -138,8 +139,11 @@ def print_record(record: Record) -> None:
     document = record_json(record) | {"aggregate": _aggregate(record)}
     payload, body, headers = document.pop("payload"), document.pop("body_base64"), document.pop("headers")
     rows = [(name.replace("_", " "), value) for name, value in document.items() if value is not None]
-    rows += [(f"header {name}", value) for name, value in headers.items()]
-    rows.append(("payload", json.dumps(payload, ensure_ascii=False)) if body is None else ("body (base64)", body))
+    if record.hidden:
+        rows += [("headers", _HIDDEN), ("payload", _HIDDEN)]
+    else:
+        rows += [(f"header {name}", value) for name, value in headers.items()]
+        rows.append(("payload", json.dumps(payload, ensure_ascii=False)) if body is None else ("body (base64)", body))
     print_table(("", ""), rows)
 
 
@@ -152,8 +156,11 @@ def _one_line(text: str | None) -> str | None:
 
 
 def record_json(record: Record) -> dict[str, Any]:
-    """Write a record with stable keys: what it carries is its payload, or in base64 if it is neither JSON nor text."""
-    document = {name: getattr(record, name) for name in Record.__slots__ if name != "data"}
+    """Write a record with stable keys: what it carries is its payload, or in base64 if it is neither JSON nor text.
+    What is hidden from this user is null."""
+    document = {name: getattr(record, name) for name in Record.__slots__ if name not in ("data", "hidden")}
+    if record.hidden:
+        return document | {"headers": None, "payload": None, "body_base64": None}
     data = _text(record)
     if isinstance(data, bytes):
         return document | {"payload": None, "body_base64": base64.b64encode(data).decode()}
@@ -193,7 +200,7 @@ def _below(value: object) -> Iterable[object]:
     return value if isinstance(value, list) else ()
 
 
-def stats_json(stats: Stats) -> dict[str, Any]:
+def stats_json(stats: Stats, living: Sequence[RelaySeen]) -> dict[str, Any]:
     """Write the figures with stable keys."""
     return {
         "pending": stats.pending,
@@ -210,6 +217,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         "relays": [
             {
                 "owner": r.owner,
+                "alive": r in living,
                 "seen_at": r.seen_at,
                 "lease_until": r.lease_until,
                 "lanes": r.lanes,

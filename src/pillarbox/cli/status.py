@@ -4,8 +4,7 @@ import asyncio
 
 import typer
 
-from pillarbox.admin.admin import Report
-from pillarbox.admin.diagnosis import Finding
+from pillarbox.admin.diagnosis import Finding, Severity, told
 from pillarbox.cli.options import Json, with_settings
 from pillarbox.cli.output import ExitCode, console, print_json, stats_json
 from pillarbox.settings import Settings
@@ -20,23 +19,20 @@ def status(*, settings: Settings, json: Json = False) -> None:
 
     What keeps events from flowing, and which command mends it. Exits with 3 if unhealthy.
     """
-
-    async def look() -> Report:
-        async with open_admin(settings) as admin:
-            return await admin.report(settings)
-
-    report = asyncio.run(look())
+    report = asyncio.run(open_admin(settings).look(settings))
     if json:
         print_json(
             {
                 "healthy": report.healthy,
                 "findings": [_finding_json(finding) for finding in report.findings],
-                "stats": None if report.stats is None else stats_json(report.stats),
+                "stats": None if report.stats is None else stats_json(report.stats, report.living),
             }
         )
     else:
         for finding in report.findings:
             _print(finding)
+        for relay in report.living:
+            _print_marked("note", told(relay, report.now))
     if not report.healthy:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
@@ -51,9 +47,13 @@ def _finding_json(finding: Finding) -> dict[str, object]:
 
 
 def _print(finding: Finding) -> None:
-    mark, colour = _MARKS[finding.severity]
+    _print_marked(finding.severity, finding.line)
+    for number, command in enumerate(finding.commands):
+        console().print(f"  {'or: ' if number else 'run:'} {command}", style="bold")
+
+
+def _print_marked(severity: Severity, line: str) -> None:
+    mark, colour = _MARKS[severity]
     out = console()
     out.print(mark, style=colour, end=" ")
-    out.print(finding.line)
-    for number, command in enumerate(finding.commands):
-        out.print(f"  {'or: ' if number else 'run:'} {command}", style="bold")
+    out.print(line)

@@ -7,7 +7,7 @@ import typer
 
 from pillarbox.admin.wording import at, resume_command
 from pillarbox.cli.options import Json, admin_of, check_topic, with_settings
-from pillarbox.cli.output import nothing_matched, print_json, print_line
+from pillarbox.cli.output import nothing_matched, print_json, print_line, say
 from pillarbox.ports import Pause
 from pillarbox.settings import Settings
 
@@ -28,11 +28,13 @@ def pause(
     It keeps its place, the others flow on. Survives restarts. A topic that is paused already stays so, with its reason.
     """
 
-    async def stop() -> Pause | None:
+    async def stop() -> tuple[Pause | None, bool]:
         async with admin_of(settings) as admin:
-            return await admin.pause(topic, why)
+            return await admin.pause(topic, why), topic in settings.topics or await admin.knows(topic)
 
-    standing = asyncio.run(stop())
+    standing, known = asyncio.run(stop())
+    if standing is None and not known:
+        say(f"none of the newest events goes to {topic}, and no setting names it: look whether its name is right")
     if json:
         print_json({"topic": topic, "paused": True, "changed": standing is None})
     else:

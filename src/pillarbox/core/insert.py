@@ -98,16 +98,16 @@ def check_identifier(setting: str, name: str) -> str:
     """Refuse what cannot stand in SQL as a name without quotes, or would stand there for another one."""
     if not (name.isascii() and name.isidentifier() and name == name.lower() and len(name) <= 40):
         raise ConfigError(f"{setting}: {name!r} must be small letters, digits and underscores, at most 40")
-    if name in _RESERVED:
+    if f" {name} " in _RESERVED:
         raise ConfigError(f"{setting}: {name!r} is a word of SQL itself: choose another name")
     return name
 
 
-_RESERVED = frozenset(
-    "all analyse analyze and any array as asc asymmetric both case cast check collate column constraint create default"
-    " deferrable desc distinct do else end except false fetch for foreign from grant group having in initially intersect"
-    " into lateral leading limit not null offset on only or order placing primary references returning select some"
-    " symmetric table then to trailing true union unique user using variadic when where window with".split()
+_RESERVED = (
+    " all analyse analyze and any array as asc asymmetric both case cast check collate column constraint create default"
+    " deferrable desc distinct do else end except false fetch for foreign from grant group having in initially"
+    " intersect into lateral leading limit not null offset on only or order placing primary references returning select"
+    " some symmetric table then to trailing true union unique user using variadic when where window with "
 )
 
 

@@ -1,11 +1,40 @@
 """What PostgreSQL's error codes mean for an application. Pure; every door on PostgreSQL asks here."""
 
+import re
+
 from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 
 _NOT_OURS = ("42P01", "42703", "42883", "3F000")  # no such table, column, function, schema
 _AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, no lock in time, cancelled
 _AWAY = ("08", "53", "57P")  # connection, resources, shutdown
 _READ_ONLY, _FAILED, _NO_RIGHT = "25006", "25P02", "42501"
+_NOT_PREPARED = ("26000", "42P05")  # a prepared statement is not there, or is there already
+_OUR_NAME = re.compile(r"\b(\w+)\.(\w+?)(?:outbox|add|draw_numbers|take_keys)\b")
+_PREPARED = (
+    "a pooler in transaction mode gives each transaction another session, so let the driver prepare nothing:"
+    " prepare_threshold=None with psycopg, statement_cache_size=0 with asyncpg, prepared_statement_cache_size=0 besides"
+    " with SQLAlchemy on asyncpg"
+)
+
+
+def migrate_up(database: str, schema: str = "public", prefix: str = "pillarbox_") -> str:
+    """Write the command that makes the tables of a place, with what differs from the defaults."""
+    words = f"migrate up --database {database}"
+    if schema != "public":
+        words += f" --set outbox.schema={schema}"
+    return words if prefix == "pillarbox_" else f"{words} --set outbox.prefix={prefix}"
+
+
+def _migrate(words: str) -> str:
+    """Name the command for the place that was looked for, which the server has named."""
+    if (found := _OUR_NAME.search(words)) is None:
+        return f"run `pillarbox {migrate_up('postgresql://…')}`"
+    schema, prefix = found[1], found[2]
+    return (
+        f"run `pillarbox {migrate_up('postgresql://…', schema, prefix)}`; if the tables are there, they have another"
+        f" schema or prefix than {schema!r} and {prefix!r}, which were looked for: Outbox(schema=…, prefix=…) and"
+        " [outbox] of the settings must be the same"
+    )
 
 
 def error_of(error: BaseException, sqlstate: str | None) -> StoreError:
@@ -13,7 +42,9 @@ def error_of(error: BaseException, sqlstate: str | None) -> StoreError:
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
     code = sqlstate or ""
     if code in _NOT_OURS:
-        return SchemaMismatch(f"{words}: run `pillarbox migrate up --database postgresql://…`")
+        return SchemaMismatch(f"{words}: {_migrate(words)}")
+    if code in _NOT_PREPARED:
+        return StoreError(f"{words}: {_PREPARED}; then roll back and begin again")
     if code == _NO_RIGHT:
         return StoreError(f"{words}: grant this user the writer's role, which the script with the roles makes")
     if code == _FAILED:

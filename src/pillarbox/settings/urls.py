@@ -25,6 +25,8 @@ _SECRET_OPTION = re.compile(
 _NO_HOST = re.compile(r"""^([^\s/:@?#'"\[]+:)(?!\d*(?:[\s/?#,;)'"]|\Z))[^\s/'"]+""")
 # As people write it in YAML and in headers; keys are left alone here, they stand in many a harmless sentence.
 _SPOKEN = re.compile(r"(?i)\b([\w.-]*(?:password|passwd|pwd|secret|token|api[_-]?key):\s+|bearer\s+)[^\s,;]+")
+# How libpq writes it where it is not a URL.
+_KEYWORDS = re.compile(r"\b(host|hostaddr|port|dbname|user|service)\s*=")
 _A_URL = re.compile(r"\S*://\S*")
 
 
@@ -40,6 +42,8 @@ def parse_url(setting: str, text: str) -> Url:
     scheme, colon, rest = text.partition(":")
     scheme = scheme.partition("+")[0].lower()
     if not colon or not scheme.isalnum():
+        if _KEYWORDS.search(text):
+            raise ConfigError(f"{setting}: what was given is not a URL: write postgresql://user@host:5432/shop")
         raise ConfigError(f"{setting}: what was given is not a URL: write for example sqlite:///shop.db")
     return Url(scheme, rest)
 

@@ -25,15 +25,15 @@ _SQLITE_CHECKS = (
 )
 
 
-_INSTANTS = "BETWEEN '0001-01-01 00:00:00+00' AND '9999-12-31 23:59:59.999999+00'"
-_POSTGRES_CHECKS = (
-    "(payload IS NULL) <> (body IS NULL)",
-    "event_type <> '' AND topic <> ''",
-    "number >= 0",
-    f"available_at {_INSTANTS}",
-    f"occurred_at {_INSTANTS}",
-    f"created_at {_INSTANTS}",
-)
+_POSTGRES_CHECKS = {
+    "payload_or_body": "num_nonnulls(payload, body) = 1",
+    "type_and_topic": "event_type <> '' AND length(topic) BETWEEN 1 AND 255",
+    "number": "number >= 0",
+    "instants": (
+        "least(available_at, occurred_at, created_at) >= '0001-01-01 00:00:00+00'"
+        " AND greatest(available_at, occurred_at, created_at) <= '9999-12-31 23:59:59.999999+00'"
+    ),
+}
 _LANE = (
     "get_byte(sha256(replace(CASE WHEN aggregate_id = '' THEN event_id::text"
     r" ELSE aggregate_type || ':' || aggregate_id END, '\', '\\')::bytea), 0) & 63"
@@ -102,7 +102,7 @@ def _postgres(name: str, metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("occurred_at", instant),
         sa.Column("created_at", instant, nullable=False, server_default=sa.text("clock_timestamp()")),
         sa.Column("lane", sa.SmallInteger, sa.Computed(_LANE, persisted=True), nullable=False),
-        *map(sa.CheckConstraint, _POSTGRES_CHECKS),
+        *(sa.CheckConstraint(check, name=f"{name}_{of}") for of, check in _POSTGRES_CHECKS.items()),
         sa.Index(f"{name}_xid", "xid", "id"),
         sa.Index(f"{name}_aggregate", "aggregate_type", "aggregate_id", "id"),
         sa.Index(f"{name}_created", "created_at", postgresql_using="brin", postgresql_with={"autosummarize": "on"}),

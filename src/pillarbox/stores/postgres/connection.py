@@ -96,7 +96,8 @@ class Connection:
                     connection = self._connection or await self._connect()
                     async with asyncio.timeout(timeout):
                         cursor = await connection.execute(sql, parameters, binary=True)
-                    return await cursor.fetchall() if cursor.description else []
+                    # Not cursor.description: that describes every column, which takes longer than the rest.
+                    return await cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
             except BaseException:
                 await self._after_failure()
                 raise

@@ -209,6 +209,7 @@ def _record(row: tuple[Any, ...]) -> Record:
         content_type=content_type or "application/json",
         headers=_headers(headers),
         data=(body if payload is None else payload) or "",
+        hidden=payload is None and body is None,  # of a row that we see, one of them is there
     )
 
 

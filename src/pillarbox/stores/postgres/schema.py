@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from importlib.resources import files
 from itertools import groupby
 
-from pillarbox.errors import SchemaMismatch
+from pillarbox.core.postgres_facts import migrate_up
+from pillarbox.errors import SchemaMismatch, StoreError
 from pillarbox.ports import SchemaStatus
 from pillarbox.stores.postgres.connection import Connection
 
@@ -14,9 +15,19 @@ _FILES = sorted(
 )
 _VERSIONS = [list(group) for _, group in groupby(_FILES, key=lambda file: file.name[:4])]
 NEEDED = len(_VERSIONS)
-CURE = "run pillarbox migrate up --database …"
+NO_RIGHT = "42501"
 LOCK_TIMEOUT = "5s"
 """A migration that waited for a lock would make every writer behind it wait too."""
+
+
+# Not IF NOT EXISTS: that asks for the right to make schemas even where this one is there.
+_MAKE_SCHEMA = """
+DO $schema$ BEGIN
+    IF to_regnamespace('{schema}') IS NULL THEN
+        CREATE SCHEMA {schema};
+    END IF;
+END $schema$;
+"""
 
 
 class Tables:
@@ -25,6 +36,7 @@ class Tables:
     def __init__(self, schema: str, prefix: str) -> None:
         self._schema, self._prefix = schema, prefix
         self.place = f"{schema}.{prefix}"
+        self._cure = f"run pillarbox {migrate_up('…', schema, prefix)}"
 
     async def status(self, connection: Connection) -> SchemaStatus:
         """Look which version is there (0: none) and which is needed."""
@@ -39,9 +51,9 @@ class Tables:
         version = (await self.status(connection)).version
         self._refuse_future(version)
         if version == 0:
-            raise SchemaMismatch(f"there are no Pillarbox tables in the schema {self._schema}: {CURE}")
+            raise SchemaMismatch(f"there are no Pillarbox tables in the schema {self._schema}: {self._cure}")
         if version < NEEDED:
-            raise SchemaMismatch(f"the tables have version {version}, needed is {NEEDED}: {CURE}")
+            raise SchemaMismatch(f"the tables have version {version}, needed is {NEEDED}: {self._cure}")
 
     async def up(self, connection: Connection) -> Sequence[int]:
         """Apply what is missing; two processes that do it at once apply each version once."""
@@ -49,9 +61,32 @@ class Tables:
         self._refuse_future(status.version)
         applied = []
         for version in range(status.version + 1, NEEDED + 1):
-            await connection.run_script(self._guarded(version), timeout=300)
+            try:
+                await connection.run_script(self._guarded(version), timeout=300)
+            except StoreError as error:
+                await self._explain(error, connection)
+                raise
             applied.append(version)
         return applied
+
+    async def _explain(self, error: StoreError, connection: Connection) -> None:
+        """Say which right was missing: none of our roles has the one to make tables."""
+        refusal = error.__cause__
+        if getattr(refusal, "sqlstate", None) != NO_RIGHT:
+            return
+        [[user, database, there]] = await connection.run(
+            "SELECT quote_ident(current_user), quote_ident(current_database()), to_regnamespace(%s) IS NOT NULL",
+            [self._schema],
+        )
+        grant = (
+            f"GRANT CREATE, USAGE ON SCHEMA {self._schema} TO {user}"
+            if there
+            else f"CREATE SCHEMA {self._schema} AUTHORIZATION {user}"
+        )
+        raise StoreError(
+            f"PostgreSQL refuses: {str(refusal).splitlines()[0]}; run it as the owner of the tables or of the database"
+            f" {database}, or let one of them run `{grant}` first"
+        ) from refusal
 
     def sql(self) -> str:
         """Give the script for an empty database."""
@@ -98,7 +133,8 @@ class Tables:
         return text
 
     def _script(self, version: int) -> str:
-        return self._in_place("".join(file.read_text() for file in _VERSIONS[version - 1])) + (
+        made = _MAKE_SCHEMA if version == 1 else ""
+        return self._in_place(made + "".join(file.read_text() for file in _VERSIONS[version - 1])) + (
             f"INSERT INTO {self.place}meta (name, value) VALUES ('schema', '{version}')"
             " ON CONFLICT (name) DO UPDATE SET value = excluded.value;\n"
         )

@@ -27,7 +27,8 @@ class Overview:
 
     async def stats(self, connection: Connection) -> Stats:
         """Look at the whole."""
-        pending, exact, oldest, by_topic = await self._pending(connection)
+        stopped = await self._stopped(connection)
+        pending, exact, oldest, by_topic = await self._pending(connection, copied=stopped == ELSEWHERE)
         retrying, blocked, delayed, dead, inbox_dead, receives, last_published = await self._counts(connection)
         return Stats(
             pending=pending,
@@ -44,24 +45,47 @@ class Overview:
             pending_by_topic=by_topic,
             inbox_dead=inbox_dead,
             receives=receives,
-            stopped=await self._stopped(connection),
+            stopped=stopped,
             full=await self._full(connection),
         )
 
-    async def _pending(self, connection: Connection) -> tuple[int, bool, datetime | None, dict[str, int]]:
+    async def _pending(
+        self, connection: Connection, *, copied: bool
+    ) -> tuple[int, bool, datetime | None, dict[str, int]]:
         """Count what is beyond the positions, up to COUNTED; whether that is all, the oldest, and how many by topic."""
+        found = f"SELECT * FROM {self._p}pending(%s, %s)"
+        parameters = [COUNTED + 1, WALK]
+        if copied:
+            found += f" WHERE id IS NULL OR id <= ({self._copied_up_to}) UNION ALL ({self._written_here})"
+            parameters.append(COUNTED + 1)
         rows = await connection.run(
-            f"WITH found AS MATERIALIZED (SELECT * FROM {self._p}pending(%s, %s)),"
+            f"WITH found AS MATERIALIZED ({found}),"
             " first AS (SELECT * FROM found WHERE id IS NOT NULL ORDER BY id LIMIT %s)"
             " SELECT topic, count(*), min(created_at),"
             " (SELECT count(*) FROM found WHERE id IS NOT NULL), EXISTS (SELECT 1 FROM found WHERE id IS NULL)"
             " FROM first GROUP BY topic UNION ALL"
             " SELECT NULL, 0, NULL, 0, EXISTS (SELECT 1 FROM found WHERE id IS NULL)",
-            [COUNTED + 1, WALK, COUNTED],
+            [*parameters, COUNTED],
         )
         by_topic = {row[0]: row[1] for row in rows if row[0] is not None}
         exact = not any(row[3] > COUNTED or row[4] for row in rows)
         return sum(by_topic.values()), exact, min((row[2] for row in rows if row[2]), default=None), by_topic
+
+    @property
+    def _copied_up_to(self) -> str:
+        return f"SELECT min(m2) FROM {self._p}places()"
+
+    @property
+    def _written_here(self) -> str:
+        """Choose what `adopt` will publish of the ids that no snapshot of the copy can have shown: their transaction
+        ids are this cluster's, and the positions are not."""
+        return (
+            f"SELECT o.id, o.topic, o.created_at FROM {self._p}outbox o WHERE o.id > ({self._copied_up_to}) AND NOT ("
+            "SELECT o.id <= t.floor_id OR (o.id <= t.m2 AND (pg_visible_in_snapshot(o.xid, t.s1)"
+            " OR (o.id <= t.last_id AND pg_visible_in_snapshot(o.xid, t.s2))))"
+            f" FROM {self._p}places() t WHERE (t.lanes >> o.lane) & 1 = 1 AND (t.topic IS NULL OR t.topic = o.topic)"
+            " ORDER BY t.topic LIMIT 1) ORDER BY o.id LIMIT %s"
+        )
 
     async def _counts(self, connection: Connection) -> tuple[Any, ...]:
         def count(table: str, state: str) -> str:

@@ -13,13 +13,14 @@ moves over a batch when all of it is settled.
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from pillarbox.core.routing import LANES
 from pillarbox.core.snapshot import Mark, Position, Snapshot
 
-ALL_LANES = tuple(range(LANES))
+ALL_LANES = frozenset(range(LANES))
 
 
 class Anchor(NamedTuple):
@@ -101,9 +102,9 @@ class Way:
         return not self.more and not self.flying
 
     @property
-    def lane_filter(self) -> list[int]:
+    def lane_filter(self) -> frozenset[int]:
         """Which lanes it reads."""
-        return list(ALL_LANES if self.whole else self.lanes)
+        return ALL_LANES if self.whole else self.lanes
 
     def begin(self, mark: Mark, anchors: Iterable[Anchor], late: list[int] | None = None) -> None:
         """Begin the batch that ends at a newer snapshot."""
@@ -166,7 +167,8 @@ class Way:
         return part
 
 
-def mask_of(lanes: Iterable[int]) -> int:
+@lru_cache(maxsize=256)
+def mask_of(lanes: frozenset[int]) -> int:
     """Write lanes as the signed 64 bits of a bigint."""
     mask = sum(1 << lane for lane in lanes)
     return mask - (1 << 64) if mask >= 1 << 63 else mask

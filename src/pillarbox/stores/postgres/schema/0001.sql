@@ -1,4 +1,4 @@
--- Pillarbox on PostgreSQL 14 to 18, version 1. Schema and prefix of the tables: {p}
+-- Pillarbox on PostgreSQL 14 to 18, version 1: the tables and functions whose names begin with {p}
 
 -- The log: only ever inserted into by applications, only ever deleted from by retention. Progress is a position in
 -- {p}ticks, not a column. It is there already if the application's own migrations made it.

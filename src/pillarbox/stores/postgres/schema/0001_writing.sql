@@ -127,5 +127,30 @@ BEGIN
     RETURN _event;
 END $$;
 
+-- The same for what triggers have at hand: an id of any type, and a payload that is text, json or jsonb. Quoted literals
+-- find the ones with text, so none is ambiguous; only those with json can be called without a payload.
+DO $add$
+DECLARE
+    _id text;
+    _payload text;
+BEGIN
+    FOR _id, _payload IN VALUES
+        ('text', 'text'), ('text', 'jsonb'),
+        ('anynonarray', 'text'), ('anynonarray', 'json DEFAULT NULL'), ('anynonarray', 'jsonb')
+    LOOP
+        EXECUTE format($text$
+            CREATE FUNCTION {p}add(
+                aggregate_type text, aggregate_id %s, event_type text, payload %s,
+                topic text DEFAULT NULL, event_id uuid DEFAULT NULL, headers json DEFAULT NULL,
+                body bytea DEFAULT NULL, content_type text DEFAULT NULL, idempotency_key text DEFAULT NULL,
+                numbered boolean DEFAULT false, number bigint DEFAULT NULL,
+                available_at timestamptz DEFAULT NULL, occurred_at timestamptz DEFAULT NULL,
+                on_duplicate text DEFAULT 'raise', max_payload integer DEFAULT 262144, notify boolean DEFAULT false)
+            RETURNS uuid LANGUAGE sql VOLATILE SECURITY INVOKER SET search_path = pg_catalog, pg_temp AS
+                'SELECT {p}add($1, $2::text, $3, $4::text::json, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)'
+            $text$, _id, _payload);
+    END LOOP;
+END $add$;
+
 -- They run with their owner's rights, so only those who were granted them may call them.
 REVOKE ALL ON FUNCTION {p}draw_numbers(text[], text[]), {p}take_keys(text[], uuid[], boolean) FROM PUBLIC;

@@ -1,0 +1,43 @@
+"""What PostgreSQL's errors mean: the class says whether trying again helps, the words name the cure."""
+
+import pytest
+
+from pillarbox.core.postgres_facts import error_of, migrate_up
+from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ('relation "public.pillarbox_outbox" does not exist', "postgresql://…`"),
+        ('relation "acme.pillarbox_outbox" does not exist', "postgresql://… --set outbox.schema=acme`"),
+        ('relation "acme.pb_outbox" does not exist', "--set outbox.schema=acme --set outbox.prefix=pb_`"),
+        ("function public.pb_add(text) does not exist", "postgresql://… --set outbox.prefix=pb_`"),
+        ("function acme.pillarbox_take_keys(text[], uuid[]) does not exist", "--set outbox.schema=acme`"),
+        ("Relation »acme.pb_outbox« existiert nicht", "--set outbox.schema=acme --set outbox.prefix=pb_`"),
+    ],
+)
+def test_the_cure_for_missing_tables_names_the_place_that_was_looked_for(words: str, command: str) -> None:
+    error = error_of(Exception(words), "42P01")
+    assert isinstance(error, SchemaMismatch)
+    assert str(error).startswith(f"{words}: run `pillarbox migrate up --database postgresql://…")
+    assert f"{command}; if the tables are there, they have another schema or prefix" in str(error)
+
+
+def test_without_a_name_of_ours_the_cure_is_the_plain_command() -> None:
+    assert str(error_of(Exception("no schema"), "3F000")).endswith("migrate up --database postgresql://…`")
+
+
+def test_the_command_repeats_only_what_differs_from_the_defaults() -> None:
+    assert migrate_up("URL") == "migrate up --database URL"
+    place = "--set outbox.schema=acme --set outbox.prefix=pb_"
+    assert migrate_up("URL", "acme", "pb_") == f"migrate up --database URL {place}"
+
+
+@pytest.mark.parametrize("sqlstate", ["26000", "42P05"])
+def test_a_statement_that_a_pooler_lost_names_each_drivers_setting(sqlstate: str) -> None:
+    error = error_of(Exception('prepared statement "_pg3_0" does not exist'), sqlstate)
+    assert isinstance(error, StoreError)
+    assert not isinstance(error, StoreUnavailable)  # trying again would not help
+    for setting in ("prepare_threshold=None", "statement_cache_size=0", "prepared_statement_cache_size=0"):
+        assert setting in str(error)
