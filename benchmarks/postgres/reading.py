@@ -1,6 +1,7 @@
 """How fast the store reads and settles, without a relay and a broker, beside a plain SELECT by a bare client."""
 
 import asyncio
+from functools import partial
 from itertools import repeat
 from time import perf_counter
 
@@ -39,12 +40,15 @@ async def _store(url: str, count: int) -> float:
     ahead = asyncio.create_task(store.entries(CHUNK))
     while entries := await ahead:
         ahead = asyncio.create_task(store.entries(CHUNK))  # as the relay does
-        await store.settle(list(map(Settlement, entries, repeat(PUBLISHED))))
+        await store.settle(list(map(_settlement, zip(entries, repeat(PUBLISHED), strict=False))))
         found += len(entries)
     seconds = perf_counter() - began
     await store.release()
     await store.close()
     return _rate(count, found, seconds)
+
+
+_settlement = partial(tuple.__new__, Settlement)  # as the window makes them
 
 
 def _select(url: str, count: int) -> float:

@@ -264,7 +264,7 @@ class Mutant:
         return self.lacks
 
 
-_UNCHECKED = ("held", "SELECT (SELECT count(*)", "SELECT true OR (SELECT count(*)")
+_UNCHECKED = ("held", "RETURN (SELECT count(*)", "RETURN true OR (SELECT count(*)")
 _NOT_DURABLE = ("poll", "ELSE 'on' END", "ELSE 'off' END")
 MEMORY_UNCHECKED = Mutant("the check of what memory came from", (_UNCHECKED,))
 TOKENS_UNCHECKED = Mutant("the comparison of tokens", (("held", "AND t.token = came.token", ""),))
@@ -288,7 +288,7 @@ def remembered_snapshot(file: str) -> Mutant:
         (
             ("poll", "_cluster, pg_current_snapshot(), reached.m3", f"_cluster, {snapshot}, reached.m3"),
             ("poll", "(_force OR late.xids", "(true OR late.xids"),
-            ("poll", "WHERE held.ok),", "WHERE held.ok AND false),"),  # the earlier statement read the rows: none
+            ("poll", "_floor, _rows, _bytes) f)", "_floor, 0, _bytes) f)"),  # the earlier statement read the rows: none
         ),
     )
 

@@ -1,7 +1,7 @@
 """A connection to PostgreSQL that is opened anew when it broke, keeps no state in its session, and speaks our errors.
 
-Every statement commits by itself, so it works through a pooler in transaction mode. Nothing is prepared: a pooler would
-lose it; plans that matter are kept inside functions.
+Every statement commits by itself, so it works through a pooler in transaction mode. There nothing is prepared: it would
+be lost; plans that matter are kept inside functions.
 """
 
 import asyncio
@@ -87,15 +87,21 @@ class Connection:
             await self._connection.close()
             self._connection = None
 
-    async def run(self, sql: str, parameters: Sequence[Any] = (), *, timeout: float = STATEMENT_TIMEOUT) -> Rows:
-        """Run one statement in a transaction of its own; give its rows. A connection that broke is closed."""
+    async def run(
+        self, sql: str, parameters: Sequence[Any] = (), *, timeout: float = STATEMENT_TIMEOUT, often: bool = False
+    ) -> Rows:
+        """Run one statement in a transaction of its own; give its rows. A connection that broke is closed.
+
+        One that is run often is prepared, unless a pooler stands between.
+        """
         async with self._busy:
             self._warnings.clear()
             try:
                 with failures():
                     connection = self._connection or await self._connect()
                     async with asyncio.timeout(timeout):
-                        cursor = await connection.execute(sql, parameters, binary=True)
+                        prepare = often and self.direct_backend is not None
+                        cursor = await connection.execute(sql, parameters, binary=True, prepare=prepare)
                     # Not cursor.description: that describes every column, which takes longer than the rest.
                     return await cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
             except BaseException:
@@ -105,7 +111,7 @@ class Connection:
     async def run_sure(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
         """Run a statement whose commit must be beyond doubt: a warning counts as failure. (A commit that was cancelled
         while it waited for a synchronous standby reports success, with a warning.)"""
-        rows = await self.run(sql, parameters)
+        rows = await self.run(sql, parameters, often=True)
         if self._warnings:
             raise LaneLost(f"the database warned, so its commit is in doubt: {self._warnings[0]}")
         return rows

@@ -7,6 +7,7 @@ that the cluster is the same, and that our lanes are ours; otherwise everything 
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -369,8 +370,7 @@ class Log:
         return True
 
     def _forget_given(self, positions: Iterable[int]) -> None:
-        for position in positions:
-            self._given.pop(position, None)
+        deque(map(self._given.pop, positions), maxlen=0)  # a loop without Python's own
         for way in self._route.ways:
             if way.waits_for:
                 way.waits_for &= self._given.keys()

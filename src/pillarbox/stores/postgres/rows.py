@@ -1,37 +1,34 @@
 """Rows → entries. The columns of outbox, parked and archive have the same names, so one list reads all three."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pillarbox.core.entry import Entry
 
 COLUMNS = (
-    "event_id::text, aggregate_type, aggregate_id, event_type, topic, payload::text, body,"
-    " content_type, headers::text, idempotency_key, number, available_at, occurred_at, created_at"
+    "event_id::text, aggregate_type, aggregate_id, event_type, topic, payload::text,"
+    " content_type, headers::text, idempotency_key, number, available_at, occurred_at, created_at, body"
 )
-"""The event's columns in Entry's order, after its position; payload and body apart."""
-
-WITHOUT_CONTENTS = COLUMNS.replace("payload::text, body", "'', NULL::bytea").replace("headers::text", "NULL")
+"""The event's columns in Entry's order, after its position; the body, where there is no payload, comes last."""
+WITHOUT_CONTENTS = (
+    COLUMNS.replace("payload::text", "''").replace("headers::text", "NULL").replace(", body", ", NULL::bytea")
+)
 """The same, with nothing in place of what may be large."""
+_DATA, _BODY = 6, 14
+_OF_THE_LOG = tuple(Entry._field_defaults.values())
 
 
-def entry_of(row: Iterable[Any]) -> Entry:
+def entry_of(row: Sequence[Any]) -> Entry:
     """Make an entry of a row (position, then COLUMNS)."""
-    [entry] = entries_of((row,))
+    [entry] = entries_of((tuple(row),))
     return entry
 
 
-def entries_of(rows: Iterable[Iterable[Any]]) -> list[Entry]:
+def entries_of(rows: Iterable[tuple[Any, ...]]) -> list[Entry]:
     """Make entries of rows (position, then COLUMNS)."""
     new = tuple.__new__  # what Entry() calls in the end: the way there takes longer than the rest
-    return [
-        new(Entry, (
-            position, event_id, kind, id, event_type, topic, body if payload is None else payload, content_type,
-            headers, key, number, available_at, occurred_at, created_at, *_OF_THE_LOG,
-        ))
-        for position, event_id, kind, id, event_type, topic, payload, body, content_type, headers, key, number,
-            available_at, occurred_at, created_at in rows
-    ]  # fmt: skip
+    return [new(Entry, (row[:_BODY] if row[_DATA] is not None else _with_body(row)) + _OF_THE_LOG) for row in rows]
 
 
-_OF_THE_LOG = tuple(Entry._field_defaults.values())
+def _with_body(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*row[:_DATA], row[_BODY], *row[_DATA + 1 : _BODY])

@@ -27,8 +27,8 @@ CREATE FUNCTION {p}more(
     _last bigint, _rows integer, _bytes bigint)
 RETURNS TABLE (
     id bigint, event_id text, aggregate_type text, aggregate_id text, event_type text, topic text, payload text,
-    body bytea, content_type text, headers text, idempotency_key text, number bigint, available_at timestamptz,
-    occurred_at timestamptz, created_at timestamptz)
+    content_type text, headers text, idempotency_key text, number bigint, available_at timestamptz,
+    occurred_at timestamptz, created_at timestamptz, body bytea)
 LANGUAGE plpgsql STABLE ROWS 1000
 -- Statistics taken on an empty outbox would otherwise make every poll sort the backlog.
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
@@ -53,8 +53,9 @@ BEGIN
         (SELECT reltoastrelid FROM pg_catalog.pg_class c WHERE c.oid = '{p}outbox'::regclass)) = 0
     THEN
         RETURN QUERY
-        SELECT o.id, o.event_id::text, o.aggregate_type, o.aggregate_id, o.event_type, o.topic, o.payload::text, o.body,
-               o.content_type, o.headers::text, o.idempotency_key, o.number, o.available_at, o.occurred_at, o.created_at
+        SELECT o.id, o.event_id::text, o.aggregate_type, o.aggregate_id, o.event_type, o.topic, o.payload::text,
+               o.content_type, o.headers::text, o.idempotency_key, o.number, o.available_at, o.occurred_at, o.created_at,
+               o.body
         FROM {p}outbox o
         WHERE o.id > _after AND o.xid > _x1 AND pg_visible_in_snapshot(o.xid, _s2) AND _lanes & (1::bigint << o.lane) <> 0
           AND (_topic IS NULL OR o.topic = _topic) AND o.topic <> ALL (_around)
@@ -62,8 +63,9 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT o.id, o.event_id::text, o.aggregate_type, o.aggregate_id, o.event_type, o.topic, o.payload::text, o.body,
-           o.content_type, o.headers::text, o.idempotency_key, o.number, o.available_at, o.occurred_at, o.created_at
+    SELECT o.id, o.event_id::text, o.aggregate_type, o.aggregate_id, o.event_type, o.topic, o.payload::text,
+           o.content_type, o.headers::text, o.idempotency_key, o.number, o.available_at, o.occurred_at, o.created_at,
+           o.body
     FROM (
         SELECT both_parts.*, sum(coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(body), 0))
             OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
@@ -95,8 +97,8 @@ CREATE FUNCTION {p}poll(
     _bytes bigint, _force boolean, _stale boolean)
 RETURNS TABLE (
     id bigint, event_id text, aggregate_type text, aggregate_id text, event_type text, topic text, payload text,
-    body bytea, content_type text, headers text, idempotency_key text, number bigint, available_at timestamptz,
-    occurred_at timestamptz, created_at timestamptz)
+    content_type text, headers text, idempotency_key text, number bigint, available_at timestamptz,
+    occurred_at timestamptz, created_at timestamptz, body bytea)
 LANGUAGE plpgsql VOLATILE ROWS 1000
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 SET max_parallel_workers_per_gather = 0 SET plan_cache_mode = force_generic_plan
@@ -138,7 +140,7 @@ BEGIN
     SELECT f.id, f.event_id, f.aggregate_type, f.aggregate_id, f.event_type, f.topic,
            CASE WHEN f.id > 0 THEN f.payload ELSE (header.words || jsonb_build_object(
                'late', late.xids, 'n', tick.n, 's3', tick.s3, 'm3', tick.m3, 'x3', tick.x3))::text END,
-           f.body, f.content_type, f.headers, f.idempotency_key, f.number, f.available_at, f.occurred_at, f.created_at
+           f.content_type, f.headers, f.idempotency_key, f.number, f.available_at, f.occurred_at, f.created_at, f.body
     FROM found f CROSS JOIN header CROSS JOIN late LEFT JOIN tick ON true;
 END $$;
 
