@@ -206,6 +206,8 @@ class Stats:
     stopped: str | None = None
     """Why the log cannot be read on, with the cure; None if it can."""
     full: FullLot | None = None
+    suspect_lanes: int = 0
+    """With so many lanes relays have died again and again; their events go one at a time."""
     receives: bool = False
     """Whether a consumer has its inbox here."""
 

@@ -138,3 +138,45 @@ def test_the_script_without_a_transaction_runs_inside_of_another(database: str) 
     with psycopg.connect(database) as connection:
         connection.execute(script.encode())
     type_(f"pillarbox migrate check --database {database}")
+
+
+def test_an_event_moves_no_cursor(tables: str) -> None:
+    with psycopg.connect(tables) as connection:
+        connection.execute(
+            "INSERT INTO pillarbox_outbox (topic, event_type, payload) VALUES ('t', chr(27) || '[2J' || chr(7), '1')"
+        )
+    for line in ("events list", "status"):
+        done = type_(f"pillarbox {line} --database {tables}", code=3 if line == "status" else 0)
+        assert "\x1b" not in done.stdout + done.stderr
+        assert "\x07" not in done.stdout + done.stderr
+
+
+def test_headers_that_no_parser_gets_through_are_shown_as_they_stand(tables: str) -> None:
+    with psycopg.connect(tables) as connection:
+        connection.execute(
+            "INSERT INTO pillarbox_outbox (topic, event_type, payload, headers)"
+            " VALUES ('t', 'Odd', '1', ('{\"a\": ' || repeat('9', 5000) || '}')::json)"
+        )
+    [shown] = json.loads(type_(f"pillarbox events list --json --database {tables}").stdout)
+    assert list(shown["headers"]) == ["(no JSON object)"]
+
+
+def test_relays_that_died_again_and_again_are_a_finding(tables: str) -> None:
+    with psycopg.connect(tables) as connection:
+        connection.execute("UPDATE pillarbox_lanes SET crashes = 3 WHERE lane < 5")
+    done = type_(f"pillarbox status --database {tables}", code=3)
+    assert "relays died again and again with 5 of 64 lanes: their events go one at a time" in done.stdout
+
+
+def test_a_database_in_another_encoding_is_refused(database: str) -> None:
+    name = f"latin_{uuid.uuid4().hex}"
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0".encode())
+    there = conninfo_to_dict(database)
+    url = f"postgresql://{there['user']}@{there['host']}:{there['port']}/{name}"
+    try:
+        done = type_(f"pillarbox migrate up --database {url}", code=1)
+        assert "its encoding is LATIN1, which cannot hold every event" in done.stderr
+    finally:
+        with psycopg.connect(database, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from pillarbox.admin.wording import at, command, counted, resume_command
+from pillarbox.core.routing import LANES
 from pillarbox.errors import PillarboxError
 from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, Stats
 from pillarbox.settings import Settings
@@ -31,6 +32,7 @@ Kind = Literal[
     "old",
     "log stopped",
     "parking lot full",
+    "relays die",
 ]
 
 
@@ -122,6 +124,12 @@ def _stopped(stats: Stats, settings: Settings) -> Iterator[Finding]:
             f" {head.type} {head.event_id}, {head.status}: {head.last_error}"
         )
         yield Finding("problem", "parking lot full", line, _mend(head, settings))
+    if stats.suspect_lanes:
+        line = (
+            f"relays died again and again with {stats.suspect_lanes} of {LANES} lanes: their events go one at a time"
+            " until the one that kills is found and parked; keep starting relays, and look into their logs"
+        )
+        yield Finding("problem", "relays die", line)
 
 
 def _mend(head: Record, settings: Settings) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -20,6 +21,7 @@ from pillarbox.errors import EncodeError
 from pillarbox.ports import Record, RelaySeen, Stats
 from pillarbox.settings.urls import with_quiet_urls
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _WIDE = 100_000  # off a terminal nobody folds lines, so nothing is cut off
 _HIDDEN = "(hidden from this role)"
 _DEEP = 500  # nested further than this, Python may be able to read a payload and not to write it
@@ -36,13 +38,29 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
+class _Plain(Console):
+    """A console on which what somebody wrote into an event cannot move the cursor or rename the window."""
+
+    def print(self, *objects: Any, **more: Any) -> None:
+        super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **more)
+
+
+def visible(text: str) -> str:
+    """Write control characters with backslashes, but for those that end or indent a line.
+
+    >>> visible("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Give the terminal (or the pipe): no colour off a terminal or with NO_COLOR, no line cut off in a pipe,
     and what its encoding lacks is written with backslashes."""
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
-    return Console(
+    return _Plain(
         file=stream,
         width=None if stream.isatty() else _WIDE,
         highlight=False,
@@ -92,7 +110,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for column in table.columns:
         column.overflow = "fold"
     for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(visible(_cell(value))) for value in row))
     console().print(table, soft_wrap=False)
 
 

@@ -7,10 +7,16 @@ _IMITATIONS = ("CockroachDB", "-YB-", "Yugabyte", "Redshift")
 
 
 async def check_server(connection: Connection, place: str) -> None:
-    """Refuse a standby, a database without real snapshots, and a log that is fed by logical replication."""
-    [[version, recovering, outbox]] = await connection.run(
-        "SELECT version(), pg_is_in_recovery(), to_regclass(%s)::oid", [f"{place}outbox"]
+    """Refuse a standby, an encoding other than UTF-8, no real snapshots, and a log fed by logical replication."""
+    [[version, recovering, outbox, encoding]] = await connection.run(
+        "SELECT version(), pg_is_in_recovery(), to_regclass(%s)::oid, current_setting('server_encoding')",
+        [f"{place}outbox"],
     )
+    if encoding != "UTF8":
+        raise ConfigError(
+            f"database: its encoding is {encoding}, which cannot hold every event: create it with ENCODING 'UTF8'"
+            " TEMPLATE template0"
+        )
     if imitation := next((name for name in _IMITATIONS if name in version), None):
         raise ConfigError(
             f"database: {imitation} has no snapshots as PostgreSQL has them: the log cannot be read there"

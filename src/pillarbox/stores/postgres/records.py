@@ -217,7 +217,7 @@ def _headers(text: str | None) -> dict[str, str]:
     """Read an event's own headers; a plain INSERT may have written anything, which is shown as it stands."""
     try:
         headers = json.loads(text or "{}")
-    except RecursionError:  # thousands deep
+    except (ValueError, RecursionError):  # a number with thousands of digits, thousands deep
         headers = None
     return headers if isinstance(headers, dict) else {"(no JSON object)": str(text)}
 

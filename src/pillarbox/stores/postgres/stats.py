@@ -5,6 +5,7 @@ from typing import Any
 
 from pillarbox.core.routing import LANES
 from pillarbox.ports import Away, FullLot, Pause, RelaySeen, Stats
+from pillarbox.stores.postgres.careful import CRASHES
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.parking import IN_LINE, ROOM
 from pillarbox.stores.postgres.records import Finder
@@ -47,6 +48,7 @@ class Overview:
             receives=receives,
             stopped=stopped,
             full=await self._full(connection),
+            suspect_lanes=await self._suspect_lanes(connection),
         )
 
     async def _pending(
@@ -132,6 +134,10 @@ class Overview:
                 " everything would be published again"
             )
         return ELSEWHERE if elsewhere else None
+
+    async def _suspect_lanes(self, connection: Connection) -> int:
+        [[count]] = await connection.run(f"SELECT count(*) FROM {self._p}lanes WHERE crashes >= %s", [CRASHES])
+        return int(count)
 
     async def _full(self, connection: Connection) -> FullLot | None:
         """Look for a lane in which so many stand that it is read no further, and for its longest line."""
