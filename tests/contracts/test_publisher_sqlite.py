@@ -18,6 +18,7 @@ from pillarbox.core.message import Message
 from pillarbox.ports import Publisher
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
+from pillarbox.testing.contracts.relay import RelayContract
 from pillarbox.testing.contracts.rules import check, rules_of
 
 LARGEST = 50_000
@@ -117,3 +118,8 @@ asyncio.run(main())
 @pytest.mark.parametrize("rule", rules_of(PublisherContract, SqlitePublisherBench.features))
 async def test_the_embedded_publisher_keeps_the_rule(rule: str, tmp_path: Path) -> None:
     await check(PublisherContract, rule, SqlitePublisherBench(tmp_path / "stream.db"))
+
+
+@pytest.mark.parametrize("rule", rules_of(RelayContract, SqlitePublisherBench.features))
+async def test_a_relay_over_the_embedded_broker_keeps_the_rule(rule: str, tmp_path: Path) -> None:
+    await check(RelayContract, rule, SqlitePublisherBench(tmp_path / "stream.db"))
