@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import adding, consuming, drain, latency, postgres, reading
+from benchmarks import adding, brokers, consuming, drain, latency, postgres, reading
 from benchmarks.measure import Progress as Tell
 from benchmarks.measure import Row
 from servers.postgres import Postgres
@@ -52,8 +52,14 @@ ALL: dict[str, Callable[[Bench], list[Row]]] = {
     "postgres-writing": lambda at: postgres.writing_rows(at.postgres, at.quick, at.tell),
     "postgres-takeover": lambda at: postgres.takeover_rows(at.postgres, at.place, at.quick, at.tell),
     "postgres-idle": lambda at: postgres.idle_rows(at.postgres, at.place, at.quick, at.tell),
+    "brokers-redis": lambda at: brokers.drain_rows(at.postgres, "redis", at.quick, at.tell),
+    "brokers-nats": lambda at: brokers.drain_rows(at.postgres, "nats", at.quick, at.tell),
+    "brokers-rabbitmq": lambda at: brokers.drain_rows(at.postgres, "rabbitmq", at.quick, at.tell),
 }
-TOGETHER = {"sqlite": [name for name in ALL if "-" not in name], "postgres": [name for name in ALL if "-" in name]}
+TOGETHER = {
+    "sqlite": [name for name in ALL if "-" not in name],
+    **{part: [name for name in ALL if name.startswith(f"{part}-")] for part in ("postgres", "brokers")},
+}
 
 
 def main() -> int:

@@ -19,9 +19,14 @@ import psycopg
 import pytest
 
 from pillarbox.stores.postgres.schema import Tables
+from servers.kafka import Kafka
+from servers.nats import Nats
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
 from servers.process import STARTED, NotInstalled
+from servers.rabbitmq import RabbitMQ
+from servers.redis import Redis
+from servers.webhook_receiver import WebhookReceiver
 
 Made = TypeVar("Made")
 
@@ -118,6 +123,72 @@ def pgbouncer(postgres: RunningPostgres) -> Iterator[PgBouncer]:
     assert isinstance(postgres, Postgres)
     with installed(lambda: PgBouncer(postgres.port)) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def redis_at() -> Iterator[Callable[[str], Redis]]:
+    """Gives "redis" or "valkey", one of each per test process; a test that kills one takes its own."""
+    with ExitStack() as servers:
+        yield functools.cache(lambda kind: servers.enter_context(installed(lambda: Redis(kind))))
+
+
+@pytest.fixture(params=["redis", "valkey"])
+def redis(request: pytest.FixtureRequest, redis_at: Callable[[str], Redis]) -> Redis:
+    """Redis, and once more Valkey: empty, and shared with other tests."""
+    server = redis_at(request.param)
+    with server.client() as client:
+        client.flushall()
+    return server
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Callable[..., Redis]]:
+    """Starts a "redis" or a "valkey" for one test, which may kill it."""
+    with ExitStack() as servers:
+        yield lambda kind, **settings: servers.enter_context(installed(lambda: Redis(kind, settings=settings)))
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[Kafka]:
+    """Kafka, one broker per test process; a test takes topics of its own, and one that kills a broker of its own."""
+    with installed(Kafka) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[Nats]:
+    """NATS with JetStream, one per test process; a test that makes streams deletes them; one that kills has its own."""
+    with installed(Nats) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitMQ]:
+    """RabbitMQ, one per test process; a test that kills one takes its own."""
+    with installed(RabbitMQ) as server:
+        yield server
+
+
+@pytest.fixture
+def vhost(rabbitmq: RabbitMQ) -> Iterator[str]:
+    """The name of a new, empty virtual host on `rabbitmq`."""
+    name = f"test-{uuid.uuid4().hex}"
+    rabbitmq.create_vhost(name)
+    yield name
+    rabbitmq.drop_vhost(name)
+
+
+@pytest.fixture(scope="session")
+def shared_webhook_receiver() -> Iterator[WebhookReceiver]:
+    with installed(WebhookReceiver) as server:
+        yield server
+
+
+@pytest.fixture
+def webhook_receiver(shared_webhook_receiver: WebhookReceiver) -> WebhookReceiver:
+    """An endpoint over plain HTTP: it has received nothing yet, and is shared; a test that kills one takes its own."""
+    shared_webhook_receiver.forget()
+    return shared_webhook_receiver
 
 
 def skip_unless_ours() -> None:

@@ -78,11 +78,11 @@ def migrate(url: str) -> None:
     asyncio.run(up())
 
 
-def fill(url: str, count: int) -> None:
+def fill(url: str, count: int, orders: int = shop.ORDERS) -> None:
     """Add events with the payload that every benchmark has."""
     before, after = json.dumps(shop.payload(0), separators=(",", ":")).split('"order_id":0')
     statement = sql.SQL(FILL).format(
-        count=sql.Literal(count), orders=sql.Literal(shop.ORDERS), topic=sql.Literal(shop.TOPIC),
+        count=sql.Literal(count), orders=sql.Literal(orders), topic=sql.Literal(shop.TOPIC),
         before=sql.Literal(f'{before}"order_id":'), after=sql.Literal(after),
     )  # fmt: skip
     with psycopg.connect(url, autocommit=True) as connection, _indexes_made_later(connection):

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from pillarbox.brokers.memory import MemoryBroker
 
 
+BROKERS = ("sqlite", "kafka", "rabbitmq", "redis", "nats")
+"""The schemes of those that can be published to and consumed from."""
+
+
 class SystemClock:
     """The wall clock of this machine."""
 
@@ -186,7 +190,32 @@ def _publisher(settings: Settings, broker: str | Broker | None, hooks: Hooks) ->
             return lambda: StdoutPublisher(sys.stdout, publish_timeout=timeout)
         case "memory":
             return _memory_broker(url).publisher
-    raise _unknown("broker", settings.broker, ["sqlite", "stdout"])
+        case "kafka":
+            from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
+
+            kafka = KafkaOptions.read(url.rest, settings.options.get("kafka", {}))
+            return lambda: KafkaPublisher(kafka, publish_timeout=timeout)
+        case "nats" | "tls":
+            from pillarbox.brokers.nats import NatsOptions, NatsPublisher
+
+            nats = NatsOptions.read(url.scheme, url.rest, settings.options.get("nats", {}))
+            return lambda: NatsPublisher(nats, publish_timeout=timeout)
+        case "rabbitmq" | "amqp" | "amqps":
+            from pillarbox.brokers.rabbitmq import Address, RabbitPublisher
+
+            rabbitmq = Address.parse(f"{url.scheme}:{url.rest}", settings.options.get("rabbitmq"))
+            return lambda: RabbitPublisher(rabbitmq, publish_timeout=timeout)
+        case "redis" | "rediss":
+            from pillarbox.brokers.redis import RedisPublisher
+
+            server, own = f"{url.scheme}:{url.rest}", settings.options.get("redis", {})
+            return lambda: RedisPublisher(server, options=own, publish_timeout=timeout, hooks=hooks)
+        case "https" | "http":
+            from pillarbox.brokers.webhook import WebhookOptions, WebhookPublisher
+
+            endpoint = WebhookOptions.read(f"{url.scheme}:{url.rest}", settings.options.get("webhooks", {}))
+            return lambda: WebhookPublisher(endpoint, publish_timeout=timeout)
+    raise _unknown("broker", settings.broker, [*BROKERS, "https", "stdout"])
 
 
 def _function(publish: Callable[[list[Message]], Any], settings: Settings) -> Callable[[], Publisher]:
@@ -209,7 +238,29 @@ def _subscriber(
             return lambda: SqliteSubscriber(path, consumer=consumer, topics=topics, hooks=hooks, clock=clock)
         case "memory":
             return partial(_memory_broker(url).subscriber, consumer, topics)
-    raise _unknown("broker", settings.broker, ["sqlite"])
+        case "kafka":
+            from pillarbox.brokers.kafka import KafkaOptions, KafkaSubscriber
+
+            kafka = KafkaOptions.read(url.rest, settings.options.get("kafka", {}))
+            return lambda: KafkaSubscriber(kafka, consumer=consumer, topics=topics)
+        case "nats" | "tls":
+            from pillarbox.brokers.nats import NatsOptions, NatsSubscriber
+
+            nats = NatsOptions.read(url.scheme, url.rest, settings.options.get("nats", {}))
+            return lambda: NatsSubscriber(nats, consumer=consumer, topics=topics)
+        case "rabbitmq" | "amqp" | "amqps":
+            from pillarbox.brokers.rabbitmq import Address, RabbitSubscriber
+
+            rabbitmq = Address.parse(f"{url.scheme}:{url.rest}", settings.options.get("rabbitmq"))
+            return lambda: RabbitSubscriber(rabbitmq, consumer=consumer, topics=topics)
+        case "redis" | "rediss":
+            from pillarbox.brokers.redis import RedisSubscriber
+
+            server, own = f"{url.scheme}:{url.rest}", settings.options.get("redis", {})
+            return lambda: RedisSubscriber(server, consumer=consumer, topics=topics, options=own)
+        case "https" | "http":
+            raise ConfigError("broker: webhooks are received by the endpoint itself, a web application; see its guide")
+    raise _unknown("broker", settings.broker, BROKERS)
 
 
 @cache

@@ -17,7 +17,7 @@ from pillarbox.testing.contracts.subscriber import SubscriberContract, Subscribe
 
 
 class SqliteSubscriberBench:
-    features = SubscriberFeatures(tells_redelivery=True, notices_death=True, expels=True)
+    features = SubscriberFeatures(shares_keys=True, tells_redelivery=True, notices_death=True, expels=True)
 
     def __init__(self, path: Path) -> None:
         self.path = path

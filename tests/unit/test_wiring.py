@@ -96,12 +96,14 @@ def test_an_unknown_database_names_the_known_ones(url: str) -> None:
 
 def test_an_unknown_broker_names_the_known_ones_and_no_secret() -> None:
     with pytest.raises(ConfigError) as caught:
-        Relay(database=DATABASE, broker="redis://:hunter2@localhost")
-    assert str(caught.value) == ("broker: 'redis://:***@localhost' is of no known kind; known are sqlite, stdout")
+        Relay(database=DATABASE, broker="pulsar://:hunter2@localhost")
+    assert str(caught.value) == (
+        "broker: 'pulsar://:***@localhost' is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats, https, stdout"
+    )
 
 
 def test_nobody_consumes_from_stdout() -> None:
-    with pytest.raises(ConfigError, match=r"is of no known kind; the only known one is sqlite$"):
+    with pytest.raises(ConfigError, match=r"is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats$"):
         Consumer(INBOX, broker="stdout:", topics=["order-events"])
 
 

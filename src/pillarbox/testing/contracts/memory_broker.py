@@ -20,7 +20,9 @@ PUBLISHER_FEATURES = PublisherFeatures(
     loses_answers=True,
     loses_single_answers=True,
 )
-SUBSCRIBER_FEATURES = SubscriberFeatures(tells_redelivery=True, notices_death=True, expels=True, goes_away=True)
+SUBSCRIBER_FEATURES = SubscriberFeatures(
+    shares_keys=True, tells_redelivery=True, notices_death=True, expels=True, goes_away=True
+)
 
 
 class MemoryPublisherBench:

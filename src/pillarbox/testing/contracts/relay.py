@@ -24,6 +24,8 @@ from pillarbox.wiring import SystemClock
 
 TOPIC = "orders"
 BATCH, ORDERS, EVENTS = 100, 50, 1000
+LARGEST = 1 << 24
+"""Bytes of a payload; some of them are to be too large for the broker."""
 SILENCE = 2.0
 """Seconds, longer than a bench's publish timeout."""
 LONG = 90.0
@@ -42,7 +44,7 @@ class Shop:
     def place(self, *events: Event[Any]) -> None:
         """Add events in one transaction."""
         with self._database.transaction() as transaction:
-            MemoryOutbox().add(transaction, *events)
+            MemoryOutbox(max_payload=LARGEST).add(transaction, *events)
 
     @asynccontextmanager
     async def relay(self) -> AsyncIterator[Relay]:
@@ -123,17 +125,12 @@ class RelayContract:
             await shop.until_published()
             await bench.lose_answers(None)
             shop.place(*orders(EVENTS // 2, EVENTS // 2))
-
-            async def stored_unheard() -> bool:
-                return len(await shop.arrived()) > EVENTS // 2
-
-            await eventually(stored_unheard, "the broker has stored something that it cannot say")
             await asyncio.sleep(SILENCE)
             await bench.come_back()
             await shop.until_published()
         # What was in flight when it fell silent, and again for each try until it was back.
-        arrived = Counter(await shop.arrived())
-        check_arrivals(await shop.arrived(), EVENTS, copies=2 * BATCH * max(arrived.values()))
+        arrived = await shop.arrived()
+        check_arrivals(arrived, EVENTS, copies=2 * BATCH * max(Counter(arrived).values()))
         assert not shop.failures, "a lost answer is no failure of the event"
 
     @needs("goes_away")
@@ -158,17 +155,19 @@ class RelayContract:
         shop = Shop(bench)
         refused = bench.refused(Message(TOPIC, "7", {}, b"x"))
         shop.place(*orders(0, 2 * ORDERS))
-        shop.place(Event("Bad", bytes(refused.body), aggregate=("order", 7), topic=TOPIC, content_type="text/plain"))
+        behind = 2 if refused.topic == TOPIC else 0  # a topic that is refused has no followers here
+        bad = Event("Bad", bytes(refused.body), aggregate=("order", 7), topic=refused.topic, content_type="text/plain")
+        shop.place(bad)
         shop.place(*orders(2 * ORDERS, 2 * ORDERS))
         async with shop.relay():
 
             async def done() -> bool:
-                return Counter(record.status for record in await shop.records()) == {
-                    "published": 4 * ORDERS - 2, "dead": 1, "blocked": 2,
-                }  # fmt: skip
+                return Counter(record.status for record in await shop.records()) == +Counter(
+                    published=4 * ORDERS - behind, dead=1, blocked=behind
+                )
 
             await eventually(done, "all others are published, and what is behind it is blocked")
         [dead] = [record for record in await shop.records() if record.status == "dead"]
         assert (dead.type, dead.attempts) == ("Bad", 1)
         assert dead.last_error, "the broker's own words"
-        assert [n for order, n in await shop.arrived() if order == 7] == [0, 1]
+        assert [n for order, n in await shop.arrived() if order == 7] == [0, 1, 2, 3][: 4 - behind]

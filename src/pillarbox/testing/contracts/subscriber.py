@@ -22,6 +22,8 @@ QUIET = 0.3
 class SubscriberFeatures:
     """What a broker can do, or can be made to do on a bench."""
 
+    shares_keys: bool = False
+    """Several members of a group have a topic's keys among them; else one has it all, and the others stand by."""
     tells_redelivery: bool = False
     """It marks what comes again."""
     notices_death: bool = False
@@ -250,6 +252,7 @@ class SubscriberContract:
         await billing.acknowledge(received)
         assert sorted(texts(await receive(shipping, 4))) == sorted(texts(received))
 
+    @needs("shares_keys")
     async def test_members_share_the_keys(self, bench: SubscriberBench) -> None:
         members = [bench.subscriber("billing", ["orders"]) for _ in range(2)]
         await settle_down(bench, members)
@@ -259,6 +262,7 @@ class SubscriberContract:
         assert len(holders) == len(ascii_letters), "a key went to two members"
         assert len({member for _, member in holders}) == 2, "a member got nothing"
 
+    @needs("shares_keys")
     async def test_members_get_nothing_twice(self, bench: SubscriberBench) -> None:
         members = [bench.subscriber("billing", ["orders"]) for _ in range(3)]
         await settle_down(bench, members)
@@ -277,7 +281,7 @@ class SubscriberContract:
         overtaking = {delivery.message.key for delivery in await second.deliveries(100, QUIET)}
         assert not overtaking & pending
 
-    @needs("notices_death")
+    @needs("notices_death", "shares_keys")
     async def test_others_take_over_at_once_when_a_member_dies(self, bench: SubscriberBench) -> None:
         first, second = [bench.subscriber("billing", ["orders"]) for _ in range(2)]
         await settle_down(bench, [first, second])
@@ -286,6 +290,7 @@ class SubscriberContract:
         async with asyncio.timeout(5):
             await work_together([second], len(ascii_letters))
 
+    @needs("shares_keys")
     async def test_others_take_over_at_once_when_a_member_leaves(self, bench: SubscriberBench) -> None:
         first, second = [bench.subscriber("billing", ["orders"]) for _ in range(2)]
         await settle_down(bench, [first, second])
@@ -316,7 +321,7 @@ class SubscriberContract:
         again = await receive(bench.subscriber("billing", ["orders"]), 4)
         assert sorted(texts(again)) == sorted(texts(received))
 
-    @needs("expels")
+    @needs("expels", "shares_keys")
     async def test_a_member_that_was_taken_for_dead_comes_back(self, bench: SubscriberBench) -> None:
         first, second = [bench.subscriber("billing", ["orders"]) for _ in range(2)]
         await settle_down(bench, [first, second])

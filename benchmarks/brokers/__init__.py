@@ -1,0 +1,5 @@
+"""Benchmarks over real brokers: one relay drains PostgreSQL, beside the same client without an outbox."""
+
+from benchmarks.brokers.drain import rows as drain_rows
+
+__all__ = ["drain_rows"]

@@ -1,0 +1,18 @@
+"""Kafka: a topic is a topic, a message a record of it, the key decides the partition as Java's clients do it.
+
+options.py      the URL and the settings, checked; what is unsafe is refused
+client.py       the client library: producers and consumers, and what its errors mean
+flight.py       one send on its way, and the reports that have come of it
+carrier.py      the producer's thread: hands over, collects, gives up in time, finds out which record was refused
+publisher.py    the near end
+partition.py    a partition that a member holds: what was given out, what is acknowledged, what may come again
+reading.py      what was read ahead
+member.py       the consumer's thread: one member of a group
+subscriber.py   the far end
+"""
+
+from pillarbox.brokers.kafka.options import KafkaOptions
+from pillarbox.brokers.kafka.publisher import KafkaPublisher
+from pillarbox.brokers.kafka.subscriber import KafkaSubscriber
+
+__all__ = ["KafkaOptions", "KafkaPublisher", "KafkaSubscriber"]

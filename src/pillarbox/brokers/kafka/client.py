@@ -1,0 +1,96 @@
+"""The client library: producers and consumers made of our options, and what their errors mean."""
+
+import logging
+import re
+from collections import deque
+from typing import Any
+
+from pillarbox.brokers.kafka.options import KafkaOptions
+from pillarbox.errors import ConfigError, MissingExtra
+
+try:
+    from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+    from confluent_kafka import Message as Record
+except ModuleNotFoundError as error:
+    raise MissingExtra("kafka", "a kafka:// broker") from error
+
+__all__ = ["Consumer", "KafkaError", "KafkaException", "Producer", "Record", "TopicPartition"]
+
+TOPIC_REFUSED = (KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+"""What is said of a topic, and so holds for every record of it."""
+TOPIC_UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+RECORD_REFUSED = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+)
+"""What is said of a whole batch, though one record of it is meant."""
+TAKEN_OVER = (
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.FENCED_MEMBER_EPOCH,
+    KafkaError.STALE_MEMBER_EPOCH,
+)
+"""Another member holds it now, or will in a moment."""
+
+_logger = logging.getLogger("pillarbox.brokers.kafka")
+# They tell nothing that the outcomes do not, or that anybody could change.
+_IDLE_TALK = ("CONFWARN", "GETPID", "FAIL", "ERROR", "FATAL", "TERMINATE", "COMMITFAIL", "REQTMOUT", "MAXPOLL")
+
+
+class Journal:
+    """What a client had to say lately. librdkafka says it in the thread that polls."""
+
+    def __init__(self) -> None:
+        self.errors: deque[KafkaError] = deque(maxlen=20)
+
+    def log(self, level: int, _: str, facility: str, client: str, words: str) -> None:
+        """Be the client's logger."""
+        _logger.log(logging.DEBUG if facility in _IDLE_TALK else level, "%s %s: %s", facility, client, words)
+
+    @property
+    def all_down(self) -> bool:
+        """No broker can be reached, or none lets us in."""
+        return any(error.code() == KafkaError._ALL_BROKERS_DOWN for error in self.errors)
+
+    def last_words(self) -> str:
+        """Say what went wrong last, and what is worth most: why nobody lets us in, or why one cannot be reached."""
+        told = [error for error in self.errors if error.code() != KafkaError._ALL_BROKERS_DOWN]
+        denied = [error for error in told if error.code() == KafkaError._AUTHENTICATION]
+        return (denied or told)[-1].str() if told else ""
+
+
+def make_producer(options: KafkaOptions, publish_timeout: float, journal: Journal, **more: str) -> Producer:
+    """Make a producer; it connects when it is needed."""
+    properties: dict[str, Any] = options.for_producer(publish_timeout) | more
+    # C functions alone: after a fatal error the library calls them with an exception on its way.
+    properties["error_cb"] = journal.errors.append
+    try:
+        return Producer(properties, logger=journal)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _wrong_setting(error) from error
+
+
+def make_consumer(options: KafkaOptions, group: str, journal: Journal, **callbacks: Any) -> Consumer:
+    """Make a member of a group; it joins with its first subscription."""
+    properties: dict[str, Any] = options.for_consumer(group) | {"error_cb": journal.errors.append, **callbacks}
+    try:
+        return Consumer(properties, logger=journal)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _wrong_setting(error) from error
+
+
+def _wrong_setting(error: Exception) -> ConfigError:
+    words = error_of(error).str() if isinstance(error, KafkaException) else str(error)
+    named = re.search(r"""(?:property:? "?|`)([a-z][a-z0-9_.]+\.[a-z0-9_.]+)""", words)
+    return ConfigError(f"kafka.{named[1]}: {words}" if named else f"kafka: {words}")
+
+
+def error_of(exception: KafkaException) -> KafkaError:
+    """Give the error that an exception carries."""
+    error: KafkaError = exception.args[0]
+    return error

@@ -1,0 +1,19 @@
+"""NATS JetStream: a topic is a subject that some stream takes. Core NATS is never used, for nobody acknowledges there.
+
+    options.py      what can be set, in the URL and in the table [nats]
+    connection.py   one connection that comes back by itself
+    streams.py      which stream takes a subject, asked once
+    wire.py         a message ⇄ NATS headers and bytes
+    answers.py      what an acknowledgement or a refusal means
+    publisher.py    the near end
+    seat.py         one topic of a subscriber: who may read it, and what it has in hand
+    subscriber.py   the far end
+
+Only these files import the library nats-py, whose own name is `nats`.
+"""
+
+from pillarbox.brokers.nats.options import NatsOptions
+from pillarbox.brokers.nats.publisher import NatsPublisher
+from pillarbox.brokers.nats.subscriber import NatsSubscriber
+
+__all__ = ["NatsOptions", "NatsPublisher", "NatsSubscriber"]

@@ -1,0 +1,17 @@
+"""Webhooks: each event is one signed HTTPS request to one endpoint, and a 2xx answer means published.
+
+    options.py     the URL and the table [webhooks], checked before anything is opened
+    addresses.py   which addresses are nobody's business: private, loopback, metadata and the like
+    client.py      one pool of connections, to addresses that were checked; the only importer of httpx
+    wire.py        a message → HTTP headers
+    signature.py   Standard Webhooks: keys and signatures
+    answers.py     what a status means
+    publisher.py   the near end: one call in flight per key, many keys at once
+
+There is no far end: the endpoint is somebody's web application.
+"""
+
+from pillarbox.brokers.webhook.options import WebhookOptions
+from pillarbox.brokers.webhook.publisher import WebhookPublisher
+
+__all__ = ["WebhookOptions", "WebhookPublisher"]

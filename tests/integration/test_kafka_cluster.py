@@ -1,0 +1,95 @@
+"""Three brokers, three replicas, two of them in sync at least: leaders die in mid-batch, and nothing is lost."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
+from pillarbox.testing.contracts.publisher import answers, batch, bodies
+from servers.kafka import Kafka
+from tests.conftest import installed
+from tests.integration.kafka_shop import TRIED, KafkaShop, check_arrived, until
+from tests.integration.kafka_topics import Topics, ends_of
+
+pytestmark = pytest.mark.soak
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Kafka]:
+    with installed(lambda: Kafka(nodes=3)) as cluster:
+        yield cluster
+
+
+async def test_a_leader_that_is_killed_twice_in_mid_batch_loses_nothing_and_keeps_the_order(
+    cluster: Kafka, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    topics = Topics(cluster)
+    topics.make("orders", partitions=3)
+    orders = topics.full("orders")
+    shop = KafkaShop(tmp_path / "shop.db", batch=500, timeout=10)
+    await shop.open()
+    enough = asyncio.Event()
+
+    async def write() -> int:
+        added = 0
+        while not enough.is_set():
+            await asyncio.to_thread(shop.add, 50, start=added, topic=orders)
+            added += 50
+            await asyncio.sleep(0.05)
+        return added
+
+    async with shop.relay(cluster.url):
+        writing = asyncio.create_task(write())
+        for goal in (500, 2000):
+            await until(lambda goal=goal: ends_of(cluster, orders) >= goal)  # type: ignore[misc]
+            leader = await asyncio.to_thread(cluster.leader_of, orders, 0)
+            cluster.kill(leader)
+            before = await asyncio.to_thread(ends_of, cluster, orders)
+            await until(lambda before=before: ends_of(cluster, orders) > before + 500)  # type: ignore[misc]
+            cluster.begin(leader)
+            await until(cluster.answers)
+            await until(lambda: cluster.in_sync(orders, 0) == 3)
+        enough.set()
+        added = await writing
+        await shop.until_all_published()
+    copies = check_arrived(cluster, orders, added)
+    record_property("says", f"{added} events, the leader killed twice in mid-batch: 0 lost, {copies} copies")
+    assert not TRIED & set(shop.heard)
+
+
+async def test_of_a_partition_without_a_leader_nothing_is_stored_and_the_others_go(cluster: Kafka) -> None:
+    """Record k fails by timeout: what stands behind it in its partition fails too, all others are delivered."""
+    topics = Topics(cluster)
+    cluster.create_topic(topics.full("lonely"), 3, replication=1, config={"min.insync.replicas": "1"})
+    topics.make("orders", partitions=3)
+    options = KafkaOptions.read(cluster.url.removeprefix("kafka:"), {})
+    kafka = KafkaPublisher(options, publish_timeout=timedelta(seconds=8))
+    publisher = topics.publisher(kafka)
+    messages = batch("abcdef" * 3, topic="lonely") + batch("abc", first=100)
+    publisher.send(messages)
+    assert all(outcome.error is None for outcome in await answers(publisher, len(messages)))
+    dead = cluster.leader_of(topics.full("lonely"), 0)
+    cluster.kill(dead)
+    again = [message._replace(ticket=message.ticket + 1000) for message in messages]
+    publisher.send(again)
+    found = dict(await answers(publisher, len(again)))
+    failed = {m.key for m in again if m.topic == "lonely" and found[m.ticket] is not None}
+    assert failed
+    assert failed < set("abcdef"), "only one of three partitions has lost its leader"
+    assert all(found[m.ticket] is None for m in again if m.topic == "orders" or m.key not in failed)
+    kinds = {type(error) for error in found.values() if error is not None}
+    assert kinds <= {PublishTimeout, BrokerUnavailable}
+    assert not kinds & {PublishError}
+    await kafka.close()
+    cluster.begin(dead)
+    await until(cluster.answers)
+    await until(lambda: cluster.leader_of(topics.full("lonely"), 0) == dead)
+    topics._made.append("lonely")
+    stored = topics.stored("lonely")
+    for key in "abcdef":
+        sent = bodies(messages[:18], key)
+        assert bodies(stored, key) in (sent, sent + sent), "a prefix of what was sent again: all or nothing here"

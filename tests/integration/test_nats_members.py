@@ -1,0 +1,188 @@
+"""Several members of one consumer at NATS: one has a topic at a time, others take over, and no key is overtaken."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import NamedTuple
+
+import pytest
+
+from pillarbox.brokers.nats import NatsOptions, NatsPublisher, NatsSubscriber
+from pillarbox.core.message import Delivery, Message
+from pillarbox.errors import BrokerUnavailable
+from pillarbox.ports import Subscriber
+from pillarbox.testing.contracts.publisher import answers, batch
+from pillarbox.testing.contracts.subscriber import receive, texts, work_together
+from servers.fault_proxy import FaultProxy
+from servers.nats import Nats, ask, delete_streams, make_stream
+
+pytestmark = pytest.mark.soak
+
+LEASE = 0.6
+
+
+class Hall(NamedTuple):
+    """A server with a stream, and members that come and go."""
+
+    url: str
+    publisher: NatsPublisher
+    opened: list[NatsSubscriber]
+
+    async def publish(self, messages: list[Message]) -> None:
+        self.publisher.send(messages)
+        assert not any(outcome.error for outcome in await answers(self.publisher, len(messages)))
+
+    def member(self, url: str | None = None, *, topics: tuple[str, ...] = ("orders",)) -> NatsSubscriber:
+        options = NatsOptions.read("nats", (url or self.url)[5:], {"lease": LEASE})
+        self.opened.append(NatsSubscriber(options, consumer="billing", topics=topics))
+        return self.opened[-1]
+
+
+async def kill(member: NatsSubscriber) -> None:
+    """Do what the kernel does to a process that dies: close its connection, nothing else."""
+    if member._beating is not None:
+        member._beating.cancel()
+    await member._connection.close()
+
+
+@pytest.fixture
+async def hall(nats_server: Nats) -> AsyncIterator[Hall]:
+    await make_stream(nats_server.url, "TEST", "orders", "mails")
+    options = NatsOptions.read("nats", nats_server.url[5:], {})
+    hall = Hall(nats_server.url, NatsPublisher(options, publish_timeout=timedelta(seconds=10)), [])
+    yield hall
+    await hall.publisher.close()
+    for member in hall.opened:
+        await member.close()
+    await delete_streams(nats_server.url)
+
+
+async def test_one_member_has_the_topic_and_nothing_comes_twice(hall: Hall) -> None:
+    members: list[Subscriber] = [hall.member() for _ in range(3)]
+    await hall.publish(batch("abcdef" * 20))
+    received = await work_together(members, 120)
+    assert len({id(member) for member, _ in received}) == 1
+    assert len({bytes(delivery.message.body) for _, delivery in received}) == 120
+    assert not any([await member.deliveries(10, 0.1) for member in members])
+
+
+async def test_another_takes_over_at_once_when_a_member_leaves(hall: Hall) -> None:
+    first, second = hall.member(), hall.member()
+    await hall.publish(batch("aaaa"))
+    received = await receive(first, 4)
+    assert not await second.deliveries(10, 0.1)
+    await first.acknowledge(received[:2])
+    await first.close()
+    async with asyncio.timeout(LEASE):
+        assert texts(await receive(second, 2)) == [b"a3", b"a4"]
+
+
+async def test_another_takes_over_after_a_lease_when_a_member_dies(hall: Hall) -> None:
+    first, second = hall.member(), hall.member()
+    await hall.publish(batch("aaaaaa"))
+    received = await receive(first, 4)
+    assert not await second.deliveries(10, 0.1)
+    await first.acknowledge(received[:2])
+    await kill(first)
+    async with asyncio.timeout(LEASE * 5):
+        assert texts(await receive(second, 4)) == [b"a3", b"a4", b"a5", b"a6"]
+
+
+async def test_a_living_member_keeps_what_it_has_for_longer_than_a_lease(hall: Hall) -> None:
+    first, second = hall.member(), hall.member()
+    await hall.publish(batch("aaaa"))
+    received = await receive(first, 2)
+    for _ in range(4):  # nobody asks the first one for anything meanwhile
+        assert not await second.deliveries(10, LEASE)
+    received += await receive(first, 2)
+    assert texts(received) == [b"a1", b"a2", b"a3", b"a4"]
+    info = await ask(hall.url, f"CONSUMER.INFO.TEST.{first._seats['orders'].name}", {})
+    assert info["num_redelivered"] == 0
+
+
+async def test_a_member_that_was_taken_for_dead_comes_back(hall: Hall) -> None:
+    first, second = hall.member(), hall.member()
+    await hall.publish(batch("aaaa"))
+    await receive(first, 2)
+    assert first._beating is not None
+    first._beating.cancel()
+    await asyncio.sleep(LEASE * 1.7)
+    received = await receive(second, 4)
+    assert texts(received) == [b"a1", b"a2", b"a3", b"a4"]
+    await second.acknowledge(received)
+    await second.close()
+    await hall.publish(batch("aa", first=5))
+    assert texts(await receive(first, 2)) == [b"a5", b"a6"]
+
+
+async def test_what_a_member_has_in_hand_is_not_overtaken_by_what_comes_after_it(hall: Hall) -> None:
+    """The former member lives on behind a network that is cut: its messages come again only when its time is over."""
+    port = int(hall.url.rpartition(":")[2])
+    with FaultProxy(port) as proxy:
+        first, second = hall.member(f"nats://127.0.0.1:{proxy.port}"), hall.member()
+        await hall.publish(batch("aaa"))
+        await receive(first, 3)
+        proxy.half_open()
+        stream, name = "TEST", first._seats["orders"].name
+        await ask(hall.url, f"CONSUMER.UNPIN.{stream}.{name}", {"group": "pillarbox"})
+        await hall.publish(batch("aaa", first=4))
+        assert texts(await receive(second, 6)) == [b"a1", b"a2", b"a3", b"a4", b"a5", b"a6"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_members_that_keep_dying_lose_nothing_and_keep_the_order_of_each_key(hall: Hall, seed: int) -> None:
+    chance = random.Random(seed)
+    keys = "abcdefgh"
+    await hall.publish(batch(keys * 40))
+    handled: dict[str, list[int]] = {key: [] for key in keys}
+    members = [hall.member() for _ in range(3)]
+    async with asyncio.timeout(60):
+        while any(len(set(numbers)) < 40 for numbers in handled.values()):
+            for index, member in enumerate(members):
+                deliveries = await member.deliveries(chance.randrange(1, 40), 0.02)
+                for delivery in deliveries:
+                    note(handled, delivery)
+                await member.acknowledge(deliveries[: chance.randrange(len(deliveries) + 1)])
+                if deliveries and chance.random() < 0.2:
+                    await (kill(member) if chance.random() < 0.5 else member.close())
+                    members[index] = hall.member()
+    for numbers in handled.values():
+        firsts = list(dict.fromkeys(numbers))
+        assert firsts == sorted(firsts), "a key was overtaken"
+
+
+def note(handled: dict[str, list[int]], delivery: Delivery) -> None:
+    key = delivery.message.key or ""
+    handled[key].append(int(bytes(delivery.message.body)[1:]))
+
+
+async def test_a_server_that_was_killed_goes_on_where_it_was() -> None:
+    with Nats() as server:
+        await make_stream(server.url, "TEST", "orders")
+        options = NatsOptions.read("nats", server.url[5:], {"lease": LEASE})
+        publisher = NatsPublisher(options, publish_timeout=timedelta(seconds=10))
+        publisher.send(batch("aaaa"))
+        await answers(publisher, 4)
+        member = NatsSubscriber(options, consumer="billing", topics=["orders"])
+        await member.acknowledge(await receive(member, 2))
+        server.kill()
+        server.start()
+        received: list[Delivery] = []
+        async with asyncio.timeout(20):
+            while texts(received)[-2:] != [b"a3", b"a4"]:
+                try:
+                    received += await member.deliveries(2, 0.1)
+                except BrokerUnavailable:
+                    continue
+        await member.close()
+        await publisher.close()
+
+
+async def test_a_consumer_that_somebody_deleted_is_made_again(hall: Hall) -> None:
+    member = hall.member()
+    await hall.publish(batch("a"))
+    await member.acknowledge(await receive(member, 1))
+    await ask(hall.url, f"CONSUMER.DELETE.TEST.{member._seats['orders'].name}", {})
+    await hall.publish(batch("a", first=2))
+    assert b"a2" in texts(await receive(member, 2))  # from the beginning: the inbox knows what it has
