@@ -98,7 +98,8 @@ def test_an_unknown_broker_names_the_known_ones_and_no_secret() -> None:
     with pytest.raises(ConfigError) as caught:
         Relay(database=DATABASE, broker="pulsar://:hunter2@localhost")
     assert str(caught.value) == (
-        "broker: 'pulsar://:***@localhost' is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats, https, stdout"
+        "broker: 'pulsar://:***@localhost' is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats, https,"
+        " stdout"
     )
 
 
