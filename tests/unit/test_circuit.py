@@ -118,3 +118,13 @@ def test_topics_are_held_on_their_own() -> None:
     assert not any(refused(circuits, IN_A_ROW - 1, "invoices"))
     assert circuits.held(0.0) == {"orders"}
     assert circuits.gate("invoices", 0.0) is Gate.OPEN
+
+
+def test_what_was_under_way_when_a_circuit_opened_does_not_close_it() -> None:
+    circuits = Circuits()
+    for _ in range(IN_A_ROW):
+        circuits.failed("orders", "too large", 0.0, answered=True)
+    assert not circuits.published("orders")
+    assert circuits.is_open("orders")
+    assert circuits.gate("orders", 1.0) is Gate.ONE
+    assert circuits.published("orders")

@@ -70,6 +70,9 @@ class Circuits:
             circuit.note(False)
         self._failing.discard(topic)
         if topic in self._open:
+            # One that was under way when the circuit opened says nothing: what failed would be sent again at once.
+            if not circuit.trying:
+                return False
             self._open.remove(topic)
             del self._circuits[topic]
             return True
