@@ -37,6 +37,9 @@ SETTINGS = {
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "auto.create.topics.enable": "false",
+    # A broker that was killed is let in again when its old session is over.
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "500",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "4",
@@ -51,8 +54,6 @@ SETTINGS = {
 CLUSTER_SETTINGS = {
     "min.insync.replicas": "2",
     "default.replication.factor": "3",
-    "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "500",
 }
 
 quiet = logging.getLogger("servers.kafka")

@@ -105,8 +105,9 @@ def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, lin
             "database: 'oracle://shop:***@localhost/shop' is of no known kind; known are sqlite, postgresql",
         ),
         (
-            "relay once --database sqlite:///shop.db --broker kafka://localhost",
-            "broker: 'kafka://localhost' is of no known kind; known are sqlite, stdout",
+            "relay once --database sqlite:///shop.db --broker pulsar://localhost",
+            "broker: 'pulsar://localhost' is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats, https,"
+            " stdout",
         ),
         *(
             (

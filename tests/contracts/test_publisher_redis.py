@@ -119,6 +119,7 @@ async def test_the_redis_publisher_keeps_the_rule(rule: str, redis: Redis) -> No
     await check(PublisherContract, rule, RedisPublisherBench(redis))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rule", rules_of(PublisherContract, RedisPublisherBench.features))
 @pytest.mark.parametrize("redis", ["valkey"], indirect=True)
 async def test_the_redis_publisher_keeps_the_rule_when_it_waits_for_the_disk(rule: str, redis: Redis) -> None:

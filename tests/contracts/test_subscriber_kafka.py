@@ -29,7 +29,7 @@ QUICK = {
 
 class KafkaSubscriberBench:
     # That a member has died Kafka notices when its session is over, which is not at once.
-    features = SubscriberFeatures(tells_redelivery=True, expels=True, goes_away=True)
+    features = SubscriberFeatures(tells_redelivery=True, expels=True, goes_away=True, shares_keys=True)
 
     def __init__(self, topics: Topics) -> None:
         self._topics, server = topics, topics.server

@@ -22,6 +22,8 @@ from pillarbox.testing.contracts.publisher import answers, batch, bodies
 from pillarbox.testing.contracts.subscriber import receive
 from servers.redis import Redis
 
+pytestmark = pytest.mark.soak
+
 Errors = dict[int, PublishError | None]
 
 

@@ -48,6 +48,7 @@ class Member:
         self._reading = Reading()
         self._promises: list[Future[None]] = []
         self._subscribed = self._stopping = self._vanishing = False
+        self._expelled = self._wanted = False
         self._journal = Journal()
         self._consumer: Consumer | None = self._make()
         self._probe_at = 0.0
@@ -58,6 +59,7 @@ class Member:
         """Give out at most so many records that were read; called on the loop."""
         found: list[Delivery] = []
         with self._lock:
+            self._wanted = True
             while len(found) < room and (record := self._reading.first()) is not None:
                 partition = self._held[name_of(record)]
                 if partition.is_full:
@@ -100,6 +102,8 @@ class Member:
         self._break_promises("this subscriber is closed: make a new one")
 
     def _turn(self) -> None:
+        if self._expelled and not self._comes_back():
+            return
         consumer = self._ready()
         with self._lock:
             busy = self._reading.paused or any(len(partition.held) for partition in self._held.values())
@@ -121,6 +125,19 @@ class Member:
             )
             self._subscribed = True
         return self._consumer
+
+    def _comes_back(self) -> bool:
+        """Stay away from the group, which took us for dead, until somebody asks for records: he may hang."""
+        if self._consumer is not None and self._subscribed:
+            self._consumer.unsubscribe()
+            self._subscribed = False
+        with self._lock:
+            if not self._wanted and not self._promises:
+                self._lock.wait(IDLE)
+            self._expelled = not self._wanted
+        if self._consumer is not None:
+            self._commit_what_moved(self._consumer)
+        return not self._expelled
 
     def _make(self) -> Consumer:
         self._journal = Journal()
@@ -258,6 +275,7 @@ class Member:
             self._reading.drop(names)
             for name in names:
                 self._held.pop(name, None)
+            self._expelled, self._wanted = True, False
 
     def _all_acknowledged(self, names: set[Name]) -> bool:
         return all(not len(self._held[name].held) for name in names if name in self._held)
