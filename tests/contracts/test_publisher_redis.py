@@ -101,6 +101,8 @@ from pillarbox.brokers.redis import RedisPublisher
 from pillarbox.core.message import Message
 from pillarbox.telemetry.hooks import Hooks
 
+pytestmark = pytest.mark.soak
+
 async def main():
     publisher = RedisPublisher(sys.argv[1], publish_timeout=timedelta(seconds=10), hooks=Hooks())
     messages = [Message(t, k, h, b.encode(), n) for t, k, h, b, n in json.loads(sys.argv[2])]

@@ -85,6 +85,8 @@ from pillarbox.brokers.webhook import WebhookPublisher
 from pillarbox.core.message import Message
 from tests.integration.webhook_world import options
 
+pytestmark = pytest.mark.soak
+
 async def main():
     where = options(sys.argv[1], connections=sys.argv[3])
     publisher = WebhookPublisher(where, publish_timeout=timedelta(seconds=10))
