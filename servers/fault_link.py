@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
 
+HANG_UP = 1.0
+"""Seconds that the two sides have to end a connection that is broken off after so many bytes."""
 CHUNK = 65536
 ON_THE_WAY = 1 << 20
 """Bytes that one direction of a connection may hold; a sender with more has to wait, as with any full pipe."""
@@ -98,7 +100,7 @@ class Link:
         self._target = target
         self._conditions = conditions
         self._client = reader, writer
-        self._writers = [writer]
+        self._writers, self._readers = [writer], [reader]
         self.passed = dict.fromkeys(Direction, 0)
         self.has_lost = False
 
@@ -108,13 +110,14 @@ class Link:
             await self._until_due(Direction.REQUESTS, came=0)
             server = await asyncio.open_connection("127.0.0.1", self._target)
             self._writers.append(server[1])
+            self._readers.append(server[0])
             async with asyncio.TaskGroup() as group:
                 self._carry(group, Direction.REQUESTS, self._client[0], server[1])
                 self._carry(group, Direction.ANSWERS, server[0], self._client[1])
         except* ConnectionError:
             self.break_off(reset=True)  # one side was reset, or never there: so is the other
         except* CountReached:
-            pass  # closed below, and what has passed is delivered first
+            await self._hang_up()
         finally:
             await self._close()
 
@@ -125,6 +128,15 @@ class Link:
                 wait_for_nothing = struct.pack("ii", 1, 0)
                 writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, wait_for_nothing)
             writer.transport.abort()
+
+    async def _hang_up(self) -> None:
+        """Say that nothing more comes, and take what is still on its way: who closes with that unread sends a reset,
+        which may overtake what has passed."""
+        for writer in self._writers:
+            end(writer)
+        ended = asyncio.gather(*(reader.read() for reader in self._readers), return_exceptions=True)
+        await asyncio.wait({ended}, timeout=HANG_UP)
+        ended.cancel()
 
     async def _close(self) -> None:
         for writer in self._writers:

@@ -101,7 +101,7 @@ class FaultProxy:
     async def _change(self, fault: Fault) -> None:
         self._conditions.change(fault)
         if fault.refuses and self._listener is not None:
-            self._listener.close()
+            await stop_listening(self._listener)
             self._listener = None
         elif not fault.refuses and self._listener is None:
             await self._listen(self.port)
@@ -137,6 +137,16 @@ class FaultProxy:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # what failed is in self._failures
         await asyncio.sleep(0)  # the sockets close in the loop's next round
+
+
+async def stop_listening(listener: asyncio.Server) -> None:
+    """Close a listener once everybody whom it has accepted is known: asyncio forgets who comes as it closes."""
+    loop = asyncio.get_running_loop()
+    for one in listener.sockets:
+        loop.remove_reader(one.fileno())
+    for _ in range(3):  # from accepted to handed over
+        await asyncio.sleep(0)
+    listener.close()
 
 
 def ends_under(fault: Fault, link: Link) -> bool:

@@ -17,6 +17,8 @@ from pillarbox.testing.contracts.rules import check, rules_of
 from servers.kafka import Kafka
 from tests.integration.kafka_topics import Topics
 
+pytestmark = pytest.mark.soak
+
 LIMIT = 100_000
 WARM_UP = {"warm-up": "yes"}
 
@@ -85,8 +87,6 @@ import asyncio, json, os, signal, sys
 from datetime import timedelta
 from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
 from pillarbox.core.message import Message
-
-pytestmark = pytest.mark.soak
 
 async def main():
     publisher = KafkaPublisher(KafkaOptions.read(sys.argv[1], {}), publish_timeout=timedelta(seconds=10))

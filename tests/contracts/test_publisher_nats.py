@@ -20,6 +20,8 @@ from servers.nats import Nats, delete_streams, make_stream
 from servers.nats_ack_loser import NatsAckLoser
 from tests.integration.nats_streams import stored_in
 
+pytestmark = pytest.mark.soak
+
 TIMEOUT = timedelta(seconds=1)
 
 
@@ -87,8 +89,6 @@ import asyncio, json, os, signal, sys
 from datetime import timedelta
 from pillarbox.brokers.nats import NatsOptions, NatsPublisher
 from pillarbox.core.message import Message
-
-pytestmark = pytest.mark.soak
 
 async def main():
     options = NatsOptions.read("nats", f"//127.0.0.1:{sys.argv[1]}", {})

@@ -20,6 +20,8 @@ from servers.fault_proxy import FaultProxy
 from servers.rabbitmq import RabbitMQ
 from tests.contracts.rabbitmq_bench import EXCHANGE, stored_in
 
+pytestmark = pytest.mark.soak
+
 
 class RabbitPublisherBench:
     features = PublisherFeatures(
@@ -71,7 +73,7 @@ class RabbitPublisherBench:
         if count is None:
             self._proxy.lose_answers()
         else:
-            self._loser.lose(*range(count))
+            self._loser.lose(range(count))
 
     async def come_back(self) -> None:
         self._proxy.heal()
@@ -93,8 +95,6 @@ import asyncio, json, os, signal, sys
 from datetime import timedelta
 from pillarbox.brokers.rabbitmq import Address, RabbitPublisher
 from pillarbox.core.message import Message
-
-pytestmark = pytest.mark.soak
 
 async def main():
     publisher = RabbitPublisher(Address.parse(sys.argv[1]), publish_timeout=timedelta(seconds=10))

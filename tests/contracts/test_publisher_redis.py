@@ -20,6 +20,8 @@ from pillarbox.testing.contracts.rules import check, rules_of
 from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
 
+pytestmark = pytest.mark.soak
+
 TOO_LARGE = (1 << 20) + 1
 
 
@@ -100,8 +102,6 @@ from datetime import timedelta
 from pillarbox.brokers.redis import RedisPublisher
 from pillarbox.core.message import Message
 from pillarbox.telemetry.hooks import Hooks
-
-pytestmark = pytest.mark.soak
 
 async def main():
     publisher = RedisPublisher(sys.argv[1], publish_timeout=timedelta(seconds=10), hooks=Hooks())

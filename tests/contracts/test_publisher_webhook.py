@@ -19,6 +19,8 @@ from servers.fault_proxy import FaultProxy
 from servers.webhook_receiver import LARGEST, WebhookReceiver
 from tests.integration.webhook_world import message_of, options
 
+pytestmark = pytest.mark.soak
+
 TIMEOUT = timedelta(seconds=1)
 FEATURES = PublisherFeatures(durable=True, refuses=True, goes_away=True, goes_away_midway=True, falls_silent=True)
 # With one connection nothing is sent behind a message whose answer is lost.
@@ -84,8 +86,6 @@ from datetime import timedelta
 from pillarbox.brokers.webhook import WebhookPublisher
 from pillarbox.core.message import Message
 from tests.integration.webhook_world import options
-
-pytestmark = pytest.mark.soak
 
 async def main():
     where = options(sys.argv[1], connections=sys.argv[3])

@@ -230,7 +230,7 @@ async def test_a_connection_that_an_operator_closes_is_opened_again(rabbitmq: Ra
 async def test_a_link_on_which_nothing_is_heard_is_given_up(rabbitmq: RabbitMQ, vhost: str) -> None:
     rabbitmq.declare_queue(vhost, "orders")
     async with ConfirmLoser(rabbitmq.port) as loser:
-        loser.lose(0)
+        loser.lose([0])
         async with publisher_to(rabbitmq.url(vhost, port=loser.port), timeout=0.5) as publisher:
             publisher.send(batch("a"))
             assert errors(await answers(publisher, 1)) == {1: BrokerUnavailable}

@@ -31,7 +31,7 @@ async def shop(tmp_path: Path, rabbitmq: RabbitMQ, vhost: str) -> RabbitShop:
 async def test_a_thousand_events_of_which_a_hundred_confirmations_are_lost(shop: RabbitShop) -> None:
     shop.add(1000, aggregates=50)
     async with ConfirmLoser(shop.server.port) as loser:
-        loser.lose(*range(5, 1000, 10))
+        loser.lose(range(5, 1000, 10))
         relay = shop.relay(shop.server.url(shop.vhost, port=loser.port), batch=WINDOW // 2, timeout=1)
         async with relay:
             await shop.until_empty()
@@ -60,7 +60,7 @@ async def test_behind_an_event_that_is_refused_its_aggregate_waits_and_others_go
 async def test_an_event_whose_confirmation_does_not_come_holds_its_aggregate(shop: RabbitShop) -> None:
     shop.add(80, aggregates=4)
     async with ConfirmLoser(shop.server.port) as loser:
-        loser.lose(20)
+        loser.lose([20])
         async with shop.relay(shop.server.url(shop.vhost, port=loser.port), timeout=1):
             await shop.until_empty()
     arrived = shop.arrived()
