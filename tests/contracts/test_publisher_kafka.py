@@ -17,8 +17,6 @@ from pillarbox.testing.contracts.rules import check, rules_of
 from servers.kafka import Kafka
 from tests.integration.kafka_topics import Topics
 
-pytestmark = pytest.mark.soak
-
 LIMIT = 100_000
 WARM_UP = {"warm-up": "yes"}
 

@@ -20,8 +20,6 @@ from servers.nats import Nats, delete_streams, make_stream
 from servers.nats_ack_loser import NatsAckLoser
 from tests.integration.nats_streams import stored_in
 
-pytestmark = pytest.mark.soak
-
 TIMEOUT = timedelta(seconds=1)
 
 
@@ -118,7 +116,6 @@ async def test_the_publisher_of_nats_keeps_the_rule(rule: str, bench: NatsPublis
     await check(PublisherContract, rule, bench)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("rule", rules_of(RelayContract, NatsPublisherBench.features))
 async def test_a_relay_over_nats_keeps_the_rule(rule: str, bench: NatsPublisherBench) -> None:
     await check(RelayContract, rule, bench)

@@ -20,8 +20,6 @@ from servers.fault_proxy import FaultProxy
 from servers.rabbitmq import RabbitMQ
 from tests.contracts.rabbitmq_bench import EXCHANGE, stored_in
 
-pytestmark = pytest.mark.soak
-
 
 class RabbitPublisherBench:
     features = PublisherFeatures(
@@ -116,7 +114,6 @@ async def test_the_rabbitmq_publisher_keeps_the_rule(rule: str, rabbitmq: Rabbit
             await check(PublisherContract, rule, RabbitPublisherBench(rabbitmq, vhost, loser, proxy))
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("rule", rules_of(RelayContract, RabbitPublisherBench.features))
 async def test_a_relay_over_rabbitmq_keeps_the_rule(rule: str, rabbitmq: RabbitMQ, vhost: str) -> None:
     async with ConfirmLoser(rabbitmq.port) as loser:

@@ -20,8 +20,6 @@ from pillarbox.testing.contracts.rules import check, rules_of
 from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
 
-pytestmark = pytest.mark.soak
-
 TOO_LARGE = (1 << 20) + 1
 
 
@@ -121,7 +119,6 @@ async def test_the_redis_publisher_keeps_the_rule(rule: str, redis: Redis) -> No
     await check(PublisherContract, rule, RedisPublisherBench(redis))
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("rule", rules_of(PublisherContract, RedisPublisherBench.features))
 @pytest.mark.parametrize("redis", ["valkey"], indirect=True)
 async def test_the_redis_publisher_keeps_the_rule_when_it_waits_for_the_disk(rule: str, redis: Redis) -> None:

@@ -19,8 +19,6 @@ from servers.fault_proxy import FaultProxy
 from servers.webhook_receiver import LARGEST, WebhookReceiver
 from tests.integration.webhook_world import message_of, options
 
-pytestmark = pytest.mark.soak
-
 TIMEOUT = timedelta(seconds=1)
 FEATURES = PublisherFeatures(durable=True, refuses=True, goes_away=True, goes_away_midway=True, falls_silent=True)
 # With one connection nothing is sent behind a message whose answer is lost.

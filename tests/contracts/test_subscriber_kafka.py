@@ -16,8 +16,6 @@ from servers.kafka import Kafka
 from tests.integration import kafka_topics
 from tests.integration.kafka_topics import Topics
 
-pytestmark = pytest.mark.soak
-
 SESSION = 1.5
 """Seconds after which a member that says nothing is taken for dead."""
 QUICK = {

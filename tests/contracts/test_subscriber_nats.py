@@ -15,8 +15,6 @@ from pillarbox.testing.contracts.subscriber import SubscriberContract, Subscribe
 from servers.fault_proxy import FaultProxy
 from servers.nats import Nats, delete_streams, make_stream
 
-pytestmark = pytest.mark.soak
-
 LEASE = 1.0
 
 

@@ -24,8 +24,6 @@ from servers.fault_proxy import FaultProxy
 from servers.rabbitmq import RabbitMQ
 from tests.contracts.rabbitmq_bench import EXCHANGE
 
-pytestmark = pytest.mark.soak
-
 
 class RabbitSubscriberBench:
     # A queue keeps its order towards one reader only, so one member is active and the others stand by; what that means

@@ -15,8 +15,6 @@ from pillarbox.testing.contracts.subscriber import SubscriberContract, Subscribe
 from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
 
-pytestmark = pytest.mark.soak
-
 
 class RedisSubscriberBench:
     features = SubscriberFeatures(

@@ -25,8 +25,6 @@ from pillarbox.testing.contracts.subscriber import receive
 from servers.kafka import Kafka
 from tests.integration.kafka_topics import Publisher, Topics
 
-pytestmark = pytest.mark.soak
-
 MakePublisher = Callable[..., Publisher]
 
 

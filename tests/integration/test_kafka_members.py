@@ -22,8 +22,6 @@ from servers.kafka import Kafka
 from tests.integration.kafka_shop import KafkaShop, until
 from tests.integration.kafka_topics import Topics
 
-pytestmark = pytest.mark.soak
-
 QUICK = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 200}
 MakeMember = Callable[[], KafkaSubscriber]
 

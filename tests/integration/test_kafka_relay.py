@@ -12,8 +12,6 @@ from servers.kafka import Kafka
 from tests.integration.kafka_shop import AGGREGATES, TRIED, KafkaShop, check_arrived, until
 from tests.integration.kafka_topics import Topics, ends_of
 
-pytestmark = pytest.mark.soak
-
 
 @pytest.fixture
 async def shop(tmp_path: Path) -> KafkaShop:
@@ -48,6 +46,7 @@ async def test_acknowledgements_that_are_lost_lose_no_event_and_no_order(
     assert not TRIED & set(shop.heard)
 
 
+@pytest.mark.soak
 async def test_a_broker_that_is_killed_three_times_in_mid_batch_loses_nothing(shop: KafkaShop) -> None:
     with Kafka() as server:
         server.create_topic("orders", 3)

@@ -29,8 +29,6 @@ from servers.nats import Nats, ask, delete_streams, make_stream
 from tests.conftest import installed
 from tests.integration.nats_streams import raw_messages, stored_in
 
-pytestmark = pytest.mark.soak
-
 MakePublisher = Callable[..., NatsPublisher]
 
 

@@ -17,8 +17,6 @@ from pillarbox.testing.contracts.subscriber import receive, texts, work_together
 from servers.fault_proxy import FaultProxy
 from servers.nats import Nats, ask, delete_streams, make_stream
 
-pytestmark = pytest.mark.soak
-
 LEASE = 0.6
 
 

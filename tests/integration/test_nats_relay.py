@@ -23,8 +23,6 @@ from servers.nats import Nats, ask, delete_streams, make_stream
 from servers.nats_ack_loser import NatsAckLoser
 from tests.integration.nats_streams import raw_messages
 
-pytestmark = pytest.mark.soak
-
 AGGREGATES = 25
 TRIED = {Moment.EVENT_RETRYING, Moment.EVENT_DEAD}
 

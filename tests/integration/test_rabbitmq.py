@@ -23,8 +23,6 @@ from servers.fault_proxy import FaultProxy
 from servers.rabbitmq import LARGEST_MESSAGE, RabbitMQ
 from tests.contracts.rabbitmq_bench import stored_in
 
-pytestmark = pytest.mark.soak
-
 
 @asynccontextmanager
 async def publisher_to(url: str, timeout: float = 5) -> AsyncIterator[RabbitPublisher]:

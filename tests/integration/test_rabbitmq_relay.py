@@ -14,8 +14,6 @@ from servers.rabbitmq import LARGEST_MESSAGE, RabbitMQ
 from tests.conftest import installed
 from tests.integration.rabbitmq_shop import RabbitShop, first_copies, in_order, number_of, until
 
-pytestmark = pytest.mark.soak
-
 WINDOW = 200
 """Twice the batch."""
 EVENTS = 10_000
@@ -101,6 +99,7 @@ def mortal() -> Iterator[RabbitMQ]:
         yield server
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(240)
 async def test_killed_three_times_in_mid_batch_it_loses_nothing(tmp_path: Path, mortal: RabbitMQ) -> None:
     shop = RabbitShop(tmp_path, mortal, "%2F")

@@ -22,8 +22,6 @@ from pillarbox.testing.contracts.publisher import answers, batch, bodies
 from pillarbox.testing.contracts.subscriber import receive
 from servers.redis import Redis
 
-pytestmark = pytest.mark.soak
-
 Errors = dict[int, PublishError | None]
 
 

@@ -22,8 +22,6 @@ from pillarbox.testing.contracts.subscriber import receive, texts
 from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
 
-pytestmark = pytest.mark.soak
-
 MEMBER = Path(__file__).with_name("redis_member.py")
 MESSAGES, KEYS, MEMBERS, KILLS = 2000, 40, 3, 5
 

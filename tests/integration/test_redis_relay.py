@@ -18,8 +18,6 @@ from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
 from tests.integration.sqlite_shop import Shop
 
-pytestmark = pytest.mark.soak
-
 ORDERS = 50
 QUICK = RelaySettings(batch=100, publish_timeout=timedelta(seconds=1))
 

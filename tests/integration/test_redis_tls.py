@@ -14,8 +14,6 @@ from servers.process import free_port, workdir
 from servers.redis import Redis
 from tests.integration.test_redis import publish, publisher_at
 
-pytestmark = pytest.mark.soak
-
 
 class Secured(NamedTuple):
     """A server that listens with TLS too, and the certificate that vouches for it."""

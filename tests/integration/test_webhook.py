@@ -22,8 +22,6 @@ from servers.webhook_receiver import WebhookReceiver
 from tests.conftest import installed
 from tests.integration.webhook_world import KEY, OLD_KEY, OLD_SECRET, SECRET, expected_signature, message_of, options
 
-pytestmark = pytest.mark.soak
-
 MakePublisher = Callable[..., WebhookPublisher]
 Lookup = Callable[..., Any]
 

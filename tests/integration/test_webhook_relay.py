@@ -24,8 +24,6 @@ from servers.webhook_receiver import Received, WebhookReceiver
 from tests.conftest import installed
 from tests.integration.webhook_world import SECRET
 
-pytestmark = pytest.mark.soak
-
 AGGREGATES = 25
 TRIED = {Moment.EVENT_RETRYING, Moment.EVENT_DEAD}
 
