@@ -31,8 +31,9 @@ from pillarbox.ports import Query
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.postgres.careful import Careful
 from pillarbox.stores.postgres.lanes import LaneTable
-from pillarbox.stores.postgres.log import Log
 from pillarbox.stores.postgres.positions import Positions
+from pillarbox.stores.postgres.reading import Reading
+from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
     VERSIONS,
     Bench,
@@ -65,14 +66,14 @@ MUTANTS: dict[str, Mutant] = {
     "no careful mode": InPython(Careful, "take", _takes_nothing_amiss),
     "acquitted on arrival": InSource(Careful, "_has_passed", {"self._reach": "0"}),
     "acquitted as it moves": InSource(Careful, "_has_passed", {"self._reach": "1"}),
-    "progress now and then": InSource(Log, "_is_due", {"enough or": ""}),
+    "progress now and then": InSource(Settling, "_is_due", {"enough or": ""}),
     "careful on the main way only": InSource(Positions, "_way", {"max(": "0 if topic else max("}),
     "suspected for ever": InPython(Careful, "landed", _suspects_for_ever),
-    "acquitted beside the lot": InSource(Log, "entries", {"not found and not self._lot.is_out": "True"}),
-    "read before it is suspected": InSource(Log, "_more", {"{_listed(way)}": "*"}),
-    "polled before it is suspected": InSource(Log, "_polling", {"{_listed(leader)}": "*"}),
+    "acquitted beside the lot": InSource(Reading, "entries", {"not found and not self._lot.is_out": "True"}),
+    "read before it is suspected": InSource(Reading, "_more", {"{_listed(way)}": "*"}),
+    "polled before it is suspected": InSource(Reading, "_polling", {"{_listed(leader)}": "*"}),
     "a lane by its hash alone": InSource(
-        Log, "_from_log_carefully", {"lane if lane in way.lanes else min(way.lanes)": "lane"}
+        Reading, "_from_log_carefully", {"lane if lane in way.lanes else min(way.lanes)": "lane"}
     ),
     "suspected although it left": InSource(
         LaneTable, "release", {"suspect = NULL, suspected = 0 WHERE owner = %s)": "crashes = crashes WHERE owner = %s)"}

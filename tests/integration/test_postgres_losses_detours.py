@@ -265,7 +265,7 @@ async def test_a_topic_that_was_one_line_goes_back_to_its_aggregates(bench: Benc
     bench.add("L6", of="1", topic="letters")
     bench.add("O1")
     assert sorted(await publish(store)) == ["L6", "O1"]
-    assert store._log._route.ways[0].around == frozenset()
+    assert store._log._memory.route.ways[0].around == frozenset()
     store = await bench.takeover(store, "third", topics=WHOLE)  # and once more the other way
     bench.add("L7", of="3", topic="letters")
     assert await publish(store) == ["L7"]

@@ -211,7 +211,7 @@ async def test_lanes_at_different_places_go_on_as_one(bench: Bench) -> None:
     assert sorted(published) == sorted(["Late", *(f"D{index}" for index in range(20))])
     bench.add("E")
     assert await publish(first) == ["E"]
-    assert len(first._log._route.ways) == 1
+    assert len(first._log._memory.route.ways) == 1
 
 
 @CASES.notices("stored of one, stored of both")
@@ -245,7 +245,7 @@ async def test_lanes_that_became_one_hand_over_everything_that_they_have_publish
     assert len(await publish(third)) < 20
     bench.add("B")
     assert await publish(third) == ["B"]
-    assert len(third._log._route.ways) == 1
+    assert len(third._log._memory.route.ways) == 1
     await third.release()
     fourth = await bench.holder("fourth")
     assert await publish(fourth) == []

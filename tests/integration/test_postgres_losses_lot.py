@@ -23,8 +23,9 @@ from pillarbox.ports import Query
 from pillarbox.psycopg import Outbox
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.postgres.connection import Connection
+from pillarbox.stores.postgres.lines import LONGEST
 from pillarbox.stores.postgres.log import Log
-from pillarbox.stores.postgres.parking import LONGEST, ParkingLot
+from pillarbox.stores.postgres.parking import ParkingLot
 from tests.integration.postgres_bench import (
     VERSIONS,
     Bench,

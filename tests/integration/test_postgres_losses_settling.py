@@ -21,8 +21,9 @@ from pillarbox.core.window import BLOCKED, Settled, Settlement
 from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Query
 from pillarbox.stores.postgres import PostgresStore
-from pillarbox.stores.postgres.log import Log
 from pillarbox.stores.postgres.parking import CHUNK
+from pillarbox.stores.postgres.reading import Reading
+from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
     VERSIONS,
     Bench,
@@ -37,16 +38,16 @@ from tests.integration.postgres_bench import (
     settle,
 )
 
-_ALL = "await self._write(ticks + [self._tick(detour) for _, detour in detours], parked, settled)"
+_ALL = "await self.write(ticks + [self.tick(detour) for _, detour in detours], parked, settled)"
 MUTANTS: dict[str, Mutant] = {
     "the position first": InSource(
-        Log, "_record", {_ALL: "await self._write(ticks, [], []); await self._write([], parked, settled)"}
+        Settling, "record", {_ALL: "await self.write(ticks, [], []); await self.write([], parked, settled)"}
     ),
     "parked again": InSql("settle", {"WHERE NOT EXISTS (SELECT 1 FROM public.pillarbox_parked there": (
         "WHERE true OR NOT EXISTS (SELECT 1 FROM public.pillarbox_parked there")}),
-    "memory kept": InSource(Log, "_write", {"self.forget()": "pass"}),
+    "memory kept": InSource(Settling, "write", {"self._memory.forget()": "pass"}),
     "any size": InSql("more", {"WHERE coalesce(bytes_before, 0) < _bytes": "WHERE true"}),
-    "the end too soon": InSource(Log, "_give", {"and 4 * sum(len(entry.data) for entry in entries) < CHUNK": ""}),
+    "the end too soon": InSource(Reading, "_give", {"and 4 * sum(len(entry.data) for entry in entries) < CHUNK": ""}),
 }  # fmt: skip
 CASES = Cases(MUTANTS)
 MB = 1_000_000

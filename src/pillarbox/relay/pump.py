@@ -5,33 +5,18 @@ has something. Nothing is settled before its answer, and nothing is sent once th
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from pillarbox.core.circuit import Circuits
 from pillarbox.core.entry import Entry
 from pillarbox.core.message import Message, encode
-from pillarbox.core.pacing import Pacing
-from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, Verdict, words_of
-from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Gate, Settlement, Window
-from pillarbox.errors import BrokerUnavailable, EncodeError, PublishError, PublishRejected, StoreUnavailable
+from pillarbox.core.retry import Dead, Published, RetryAt, Untouched, Verdict, words_of
+from pillarbox.core.routing import Line
+from pillarbox.core.window import Settlement, Window
+from pillarbox.errors import BrokerUnavailable, EncodeError, StoreUnavailable
 from pillarbox.ports import Away, Clock, Outcome, Publisher, Source
+from pillarbox.relay.judge import Judge, Rules
 from pillarbox.relay.reading import ReadAhead
 from pillarbox.telemetry.hooks import Hooks, Moment
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What the pump decides by: sizes, the order of topics, the retry policy, how long to wait for whom."""
-
-    batch: int
-    topics: Topics
-    policy: RetryPolicy
-    idle: Callable[[], Pacing]
-    patience: Callable[[], Pacing]
-    chance: Callable[[], float]
 
 
 class Pump:
@@ -49,14 +34,10 @@ class Pump:
         self._reading = ReadAhead(source, rules.batch, rules.idle(), hooks)
         self._answering: asyncio.Task[Sequence[Outcome]] | None = None
         self._unsendable: list[tuple[int, Verdict]] = []
-        self._patience = rules.patience()
-        self._circuits, self._held = Circuits(), frozenset[str]()
-        self._refused: dict[str, int] = {}  # the tickets of those that were just tried, by topic
-        self._trouble_since = clock.now()
-        self._resume_at = 0.0
+        self._judge = Judge(self._window, rules, clock, hooks)
+        self._held = frozenset[str]()
         self._draining = False
         self._settling = False  # the window has let go of what is being recorded
-        self.away: Away | None = None
         self.published = self.failed = 0
 
     async def run(self, *, once: bool = False) -> None:
@@ -72,8 +53,10 @@ class Pump:
             await self._news()
             verdicts = self._verdicts()
             await self._settle(back + self._hold() + window.settle(verdicts, source.blocked))
-            if once and self.away:
-                raise BrokerUnavailable(f"the broker is away: {self.away.error}; nothing is lost, run again later")
+            if once and self._judge.away:
+                raise BrokerUnavailable(
+                    f"the broker is away: {self._judge.away.error}; nothing is lost, run again later"
+                )
 
     def ring(self) -> None:
         """Look at once whether there is something new."""
@@ -103,10 +86,9 @@ class Pump:
         """Drop everything in memory; the next `run` starts from what the source has stored."""
         self._window.forget()
         self._reading.forget()
-        self._circuits.forget()
+        self._judge.forget()
         self._source.hold(frozenset())
         self._held = frozenset()
-        self._refused.clear()
         self._unsendable.clear()
 
     async def close(self) -> None:
@@ -116,20 +98,17 @@ class Pump:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def trouble(self) -> Away | None:
+        """What people should know: the broker is away, or topics fail while others do not."""
+        return self._judge.trouble
+
     def _finished(self, once: bool) -> bool:
         if self._reading.task is not None:
             return False
         if self._draining:
-            return not self._window or (self.away is not None and not self._window.flying)
+            return not self._window or (self._judge.away is not None and not self._window.flying)
         return once and self._reading.empty and not self._window
-
-    @property
-    def trouble(self) -> Away | None:
-        """What people should know: the broker is away, or topics fail while others do not."""
-        if self.away or not self._circuits:
-            return self.away
-        words = "; ".join(f"topic {topic} fails while others go: {error}" for topic, error in self._circuits.errors())
-        return Away(self._trouble_since, words)
 
     def _enter(self, entries: Sequence[Entry]) -> list[Settlement[Entry]]:
         """Take entries in. What was being read when its topic was held goes back, as what was here did."""
@@ -142,7 +121,7 @@ class Pump:
         """Let the source read around the topics that fail, and give back what is here of them; those whose turn has
         come are read again, to be tried: not before all that was called back is settled, or what comes next of a line
         would be read first."""
-        held = self._circuits.held(asyncio.get_running_loop().time()) if self._circuits else frozenset[str]()
+        held = self._judge.held()
         if self._held - held:
             held |= self._held & {entry.topic for entry in self._window.called_back()}
         if held == self._held:
@@ -154,16 +133,13 @@ class Pump:
     def _recall(self, topic: str) -> list[Settlement[Entry]]:
         """Give back what is here of a topic, but for what was tried and refused: one that nobody will ever accept
         would otherwise be tried again and again, and the topic be held for ever."""
-        return self._window.recall(lambda entry: entry.topic == topic, self._refused.pop(topic, 0))
-
-    def _gate(self, entry: Entry) -> Gate:
-        return self._circuits.gate(entry.topic, asyncio.get_running_loop().time())
+        return self._window.recall(lambda entry: entry.topic == topic, self._judge.refused.pop(topic, 0))
 
     def _send(self) -> None:
         """Hand over what may go now."""
-        if asyncio.get_running_loop().time() < self._resume_at:
+        if self._judge.is_pausing:
             return
-        if ready := self._window.ready(self._source.blocked, self._gate if self._circuits else None):
+        if ready := self._window.ready(self._source.blocked, self._judge.gate):
             self._fence()
             self._hooks.reach(Moment.BEFORE_SEND, count=len(ready))
             if messages := self._messages(ready):
@@ -181,9 +157,8 @@ class Pump:
             try:
                 messages.append(encode(entry, ticket, topics[entry.topic].format))
             except EncodeError as error:
-                self._unsendable.append((ticket, self._failure(ticket, PublishRejected(words_of(error)))))
+                self._unsendable.append((ticket, self._judge.not_sent(ticket, entry, words_of(error))))
                 held.add(topics.line_of(entry))
-                self._circuits.not_sent(entry.topic)
         return messages
 
     async def _news(self) -> None:
@@ -192,8 +167,7 @@ class Pump:
             return
         if self._window.flying and self._answering is None:
             self._answering = asyncio.create_task(self._answer(), name="answers")
-        now = asyncio.get_running_loop().time()
-        pause = min((at - now for at in (self._resume_at, self._circuits.next_try() or 0.0) if at > now), default=None)
+        pause = self._judge.pause
         waiting = [task for task in (self._reading.task, self._answering) if task is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
@@ -208,70 +182,8 @@ class Pump:
         verdicts, self._unsendable = self._unsendable, []
         if self._answering is not None and self._answering.done():
             answering, self._answering = self._answering, None
-            verdicts += self._judge(answering.result())
+            verdicts += self._judge.verdicts(answering.result())
         return verdicts
-
-    def _judge(self, outcomes: Sequence[Outcome]) -> list[tuple[int, Verdict]]:
-        """Turn answers into verdicts, and notice when the broker goes and when it is back."""
-        self._hooks.reach(Moment.ANSWERED, count=len(outcomes))
-        verdicts: list[tuple[int, Verdict]] = [
-            (ticket, PUBLISHED if error is None else self._failure(ticket, error)) for ticket, error in outcomes
-        ]
-        self._note_topics(verdicts)
-        silence = (self._silence(ticket, verdict) for ticket, verdict in verdicts)
-        away = next((error for error in silence if error is not None), None)
-        answers = any(verdict.__class__ is not Untouched for _, verdict in verdicts)
-        if away is not None and not answers:
-            self._note_away(away)
-        elif self.away and answers:
-            self._hooks.reach(Moment.BROKER_BACK, away=self._clock.now() - self.away.since)
-            self._patience.busy()
-            self.away, self._resume_at = None, 0.0
-        return verdicts
-
-    def _silence(self, ticket: int, verdict: Verdict) -> str | None:
-        """Say why nobody answered, unless it is just that topic which fails."""
-        if not isinstance(verdict, Untouched):
-            return None
-        entry = self._window.item(ticket)
-        return None if entry and self._circuits.is_open(entry.topic) else verdict.error
-
-    def _note_topics(self, verdicts: Sequence[tuple[int, Verdict]]) -> None:
-        """Notice when a topic fails while others do not, and when it is back."""
-        if not self._circuits.watching and all(verdict.__class__ is Published for _, verdict in verdicts):
-            return
-        topics = [
-            (ticket, entry.topic, verdict) for ticket, verdict in verdicts if (entry := self._window.item(ticket))
-        ]
-        went = Counter(topic for _, topic, verdict in topics if isinstance(verdict, Published))
-        for topic, count in went.items():
-            if self._circuits.published(topic, count):
-                self._hooks.reach(Moment.TOPIC_BACK, topic=topic)
-        now = asyncio.get_running_loop().time()
-        for ticket, topic, verdict in topics:
-            if isinstance(verdict, Published):
-                continue
-            was_well, answered = not self._circuits, not isinstance(verdict, Untouched)
-            if answered and self._circuits.tries(topic):
-                self._refused[topic] = ticket
-            if self._circuits.failed(topic, verdict.error, now, answered=answered):
-                self._trouble_since = self._clock.now() if was_well else self._trouble_since
-                self._hooks.reach(Moment.TOPIC_AWAY, topic=topic, error=verdict.error)
-        for topic in went:  # in this very answer, beside what failed for the first time
-            self._circuits.went(topic)
-
-    def _failure(self, ticket: int, error: PublishError) -> Verdict:
-        entry = self._window.item(ticket)
-        if entry is None:  # forgotten meanwhile; the window passes over it too
-            return PUBLISHED
-        blocks = self._rules.topics[entry.topic].when_dead == "block"
-        return self._rules.policy.judge(error, entry.attempts, self._clock.now(), self._rules.chance(), blocks=blocks)
-
-    def _note_away(self, error: str) -> None:
-        if self.away is None:
-            self._hooks.reach(Moment.BROKER_AWAY, error=error)
-        self.away = Away(self.away.since if self.away else self._clock.now(), error)
-        self._resume_at = asyncio.get_running_loop().time() + self._patience.quiet()
 
     async def _settle(self, settlements: list[Settlement[Entry]]) -> None:
         """Record what is settled; while the store is away nothing is sent, and nothing is forgotten."""

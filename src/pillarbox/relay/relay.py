@@ -13,7 +13,8 @@ from pillarbox.daemon import Daemon
 from pillarbox.errors import BrokerUnavailable, LaneLost, StoreUnavailable
 from pillarbox.ports import Clock, Publisher, Retention, Stats, Store
 from pillarbox.relay.chores import Chores, Lease
-from pillarbox.relay.pump import Pump, Rules
+from pillarbox.relay.judge import Rules
+from pillarbox.relay.pump import Pump
 from pillarbox.settings import Settings
 from pillarbox.telemetry.hooks import Hooks, Moment
 

@@ -9,12 +9,9 @@ The head of a line is its oldest row in one of the first three states. A line wi
 """
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
-from hashlib import sha256
 from typing import Any, NamedTuple
 
 from pillarbox.core.changed_order import check_order
@@ -25,6 +22,7 @@ from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.ports import Clock
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.lanes import LaneTable
+from pillarbox.stores.postgres.lines import find_line, read_line, write_line
 from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, entry_of
 from pillarbox.stores.postgres.ways import Way
 
@@ -33,8 +31,6 @@ ROOM = 10_000
 CHUNK = 8 << 20
 LOOK_EVERY = 5.0
 """Seconds after which it is looked at anyway."""
-LONGEST = 1000
-"""Bytes of a line's name; longer ones go by their hash. An index takes no more than 2,704."""
 IN_LINE = "line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead')"
 
 
@@ -131,13 +127,13 @@ class ParkingLot:
 
     async def _lines_of(self, connection: Connection, heads: Sequence[Sequence[Any]]) -> dict[str, Line]:
         """Give the lines by their names; those that go by a hash are found by one that stands in them."""
-        lines = {name: _read_line(name) for name, *_ in heads if name.startswith("[")}
+        lines = {name: read_line(name) for name, *_ in heads if name.startswith("[")}
         if len(lines) < len(heads):
             rows = await connection.run(
                 f"SELECT line, topic, aggregate_type, aggregate_id FROM {self._p}parked WHERE id = ANY (%s)",
                 [[id for name, id, *_ in heads if name not in lines]],
             )
-            lines |= {name: _find_line(name, *of) for name, *of in rows}
+            lines |= {name: find_line(name, *of) for name, *of in rows}
         return lines
 
     async def count(self, connection: Connection) -> None:
@@ -252,7 +248,7 @@ class ParkingLot:
     def _line(self, entry: Entry, verdict: object) -> str | None:
         line = self._topics.line_of(entry)
         outside = isinstance(verdict, Delayed) or (isinstance(verdict, Dead) and not verdict.blocks)
-        return None if line is None or outside else _write_line(line)
+        return None if line is None or outside else write_line(line)
 
     def _standing(self, entry: Entry, verdict: object) -> dict[str, Any]:
         if isinstance(verdict, RetryAt):
@@ -287,22 +283,3 @@ class ParkingLot:
                 self._lines_out[line] -= 1
                 if not self._lines_out[line]:
                     del self._lines_out[line]
-
-
-def _write_line(line: Line) -> str:
-    """Give a line's name in the parking lot: what it is, or a hash where that is too long."""
-    text = json.dumps(line, ensure_ascii=False)
-    written = text.encode()
-    return text if len(written) <= LONGEST else sha256(written).hexdigest()
-
-
-@lru_cache(maxsize=2 * ROOM)
-def _read_line(name: str) -> Line:
-    topic, kind, id = json.loads(name)
-    return topic, kind, id
-
-
-def _find_line(name: str, topic: str, kind: str, id: str) -> Line:
-    """Give the line of a hash; topic and aggregate are those of an event that stands in it."""
-    whole = (topic, "", "")
-    return whole if name == _write_line(whole) else (topic, kind, id)
