@@ -245,7 +245,7 @@ async def test_durable_on_a_server_that_keeps_nothing_is_refused(own_redis: Call
 
 @pytest.mark.parametrize("redis", ["valkey"], indirect=True)
 async def test_what_no_replica_has_on_disk_is_not_published(redis: Redis) -> None:
-    async with publisher_at(redis.url(), seconds=0.5, durable=True, replicas=1) as publisher:
+    async with publisher_at(redis.url(), seconds=2, durable=True, replicas=1) as publisher:
         errors = await publish(publisher, batch("a"))
     assert isinstance(errors[1], BrokerUnavailable)
     assert "not on disk in time: 1 of 1 here, 0 of 1 on replicas" in str(errors[1])
