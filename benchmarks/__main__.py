@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -52,6 +53,8 @@ ALL: dict[str, Callable[[Bench], list[Row]]] = {
     "postgres-writing": lambda at: postgres.writing_rows(at.postgres, at.quick, at.tell),
     "postgres-takeover": lambda at: postgres.takeover_rows(at.postgres, at.place, at.quick, at.tell),
     "postgres-idle": lambda at: postgres.idle_rows(at.postgres, at.place, at.quick, at.tell),
+    "brokers-kafka": lambda at: brokers.drain_rows(at.postgres, "kafka", at.quick, at.tell),
+    "brokers-debezium": lambda at: brokers.debezium_rows(at.quick, at.tell),
     "brokers-redis": lambda at: brokers.drain_rows(at.postgres, "redis", at.quick, at.tell),
     "brokers-nats": lambda at: brokers.drain_rows(at.postgres, "nats", at.quick, at.tell),
     "brokers-rabbitmq": lambda at: brokers.drain_rows(at.postgres, "rabbitmq", at.quick, at.tell),
@@ -83,10 +86,16 @@ def main() -> int:
     if options.quick:
         console.print("A quick run: the figures say that it works, not how fast it is. Nothing was written.")
         return 0
-    if not options.only:
-        RESULTS.write_text(json.dumps([row.as_dict() for row in rows], indent=2, ensure_ascii=False) + "\n")
+    if options.write or not options.only:
+        before = json.loads(RESULTS.read_text()) if options.only and RESULTS.exists() else []
+        RESULTS.write_text(json.dumps(_renewed(before, rows), indent=2, ensure_ascii=False) + "\n")
         console.print("Written to benchmarks/results/latest.json")
     return 0 if all(row.met is not False for row in rows) else 1
+
+
+def _renewed(before: list[dict[str, Any]], rows: list[Row]) -> list[dict[str, Any]]:
+    """Put rows in the place of those of the same name, and new ones at the end."""
+    return list(({row["name"]: row for row in before} | {row.name: row.as_dict() for row in rows}).values())
 
 
 def _chosen(only: list[str] | None) -> list[str]:
@@ -101,6 +110,9 @@ def _options() -> argparse.Namespace:
         "--quick", action="store_true", help="a smoke run of a few minutes: few events, nothing written"
     )
     parser.add_argument("--only", nargs="+", choices=[*TOGETHER, *ALL], help="run only these, and write nothing")
+    parser.add_argument(
+        "--write", action="store_true", help="with --only: write these rows, and leave the others as they are"
+    )
     parser.add_argument(
         "--directory",
         type=Path,

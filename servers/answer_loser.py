@@ -16,22 +16,25 @@ class AnswerLoser(ABC):
         self.port = 0
         self.lost = self.accepted = 0
         """How many acknowledgements were lost, and how many connections came."""
+        self.seen = 0
+        """How many acknowledgements have come."""
+        self.first_to_lose = 0
         self._to_lose: set[int] = set()
-        self._seen = 0
         self._listener: asyncio.Server | None = None
         self._carrying: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     def lose(self, which: Iterable[int]) -> None:
         """Lose these of the acknowledgements that come from now on, counted from 0."""
-        self._to_lose = {self._seen + number for number in which}
+        self._to_lose = {self.seen + number for number in which}
+        self.first_to_lose = min(self._to_lose, default=0)
 
     @abstractmethod
     async def answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry what the server sends, but for the acknowledgements that `loses` names."""
 
-    def loses(self) -> bool:
-        """Count an acknowledgement; tell whether it is to be lost."""
-        number, self._seen = self._seen, self._seen + 1
+    def loses(self, number: int) -> bool:
+        """Take note of the acknowledgement with this number; tell whether it is to be lost."""
+        self.seen = max(self.seen, number + 1)
         self.lost += number in self._to_lose
         return number in self._to_lose
 

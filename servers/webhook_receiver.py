@@ -7,9 +7,10 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from servers.process import STARTED, AddressInUse, NotInstalled, Server, start_on_free_port, workdir
+from servers.own import OwnServer
+from servers.process import NotInstalled, Server, workdir
 
 PROGRAM = Path(__file__).with_name("webhook_endpoint.py")
 LARGEST = 400_000
@@ -28,7 +29,7 @@ class Received(NamedTuple):
     of_its_key: int
 
 
-class WebhookReceiver:
+class WebhookReceiver(OwnServer):
     """Run the endpoint as our own child. What it took is in a file, which survives kill -9.
 
     `names` are those of its certificate; without any, it speaks plain HTTP.
@@ -36,7 +37,6 @@ class WebhookReceiver:
 
     def __init__(self, *names: str) -> None:
         python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
-        self.port = 0
         self.directory = workdir("webhook")
         # The server's account may not enter where our files are.
         self._program = shutil.copy(PROGRAM, self.directory)
@@ -44,7 +44,7 @@ class WebhookReceiver:
         self._python = python
         self._probes: set[int] = set()
         self._forgotten = 0
-        self._server: Server | None = None
+        self.server = Server([python], directory=self.directory, ready=self._answers, patience=15)
 
     @property
     def url(self) -> str:
@@ -52,48 +52,15 @@ class WebhookReceiver:
         return f"{'https' if self.certificate else 'http'}://127.0.0.1:{self.port}/hook"
 
     @property
-    def server(self) -> Server:
-        assert self._server is not None, "call start() first"
-        return self._server
-
-    def start(self) -> None:
-        """Start it and wait until it takes connections."""
-        if self._server is not None:
-            self._server.start()
-            return
-        start_on_free_port(self._start_on)
-        STARTED.add("a receiver of webhooks")
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.server.kill()
-
-    def freeze(self) -> None:
-        """Let connections stay open and nothing answer."""
-        self.server.freeze()
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self.server.thaw()
-
-    def close(self) -> None:
-        """End it and remove its directory."""
-        if self._server is not None:
-            self._server.kill()
-        shutil.rmtree(self.directory)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def title(self) -> str:
+        return "a receiver of webhooks"
 
     def behave(self, *rules: dict[str, Any]) -> None:
         """Say how to answer from now on; the first rule that fits holds, and without one the answer is 200.
 
         contains   a part of the body; without it every request fits
         times      for how many requests; without it for all
+        numbers    for which of the requests, the next one being 0; without it for all
         delay      seconds before anything is done
         store      take the request? By default, if the status is 2xx
         status, headers, body   the answer
@@ -137,18 +104,14 @@ class WebhookReceiver:
         file = self.directory / name
         return file.read_text().splitlines() if file.exists() else []
 
-    def _start_on(self, port: int) -> None:
-        self.port = port
-        command = [self._python, self._program, str(port), self.directory]
+    def prepare(self) -> None:
+        command: list[str | Path] = [self._python, self._program, str(self.port), self.directory]
         if self.certificate is not None:
             command.append(self.certificate.with_name("server.pem"))
-        server = Server(command, directory=self.directory, ready=self._answers, patience=15)
-        try:
-            server.start()
-        except AddressInUse:
-            self.port = 0
-            raise
-        self._server = server
+        self.server.argv = [str(word) for word in command]
+
+    def _start_on(self, port: int) -> None:
+        super()._start_on(port)
         self.forget()
 
     def _answers(self) -> bool:

@@ -20,6 +20,7 @@ import pytest
 
 from pillarbox.stores.postgres.schema import Tables
 from servers.kafka import Kafka
+from servers.kafka_connect import KafkaConnect
 from servers.nats import Nats
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
@@ -152,6 +153,15 @@ def own_redis() -> Iterator[Callable[..., Redis]]:
 def kafka() -> Iterator[Kafka]:
     """Kafka, one broker per test process; a test takes topics of its own, and one that kills a broker of its own."""
     with installed(Kafka) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_connect(kafka: Kafka) -> Iterator[KafkaConnect]:
+    """Kafka Connect with Debezium over `kafka`, one worker per test process; a test that kills one takes its own."""
+    with installed(
+        lambda: KafkaConnect(kafka.bootstrap, environment={"OUTBOX_DATABASE_PASSWORD": "hunter2"})
+    ) as server:
         yield server
 
 

@@ -2,9 +2,8 @@
 
 import asyncio
 import multiprocessing
-from collections.abc import Sequence
 from time import perf_counter, sleep
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.brokers import stages
 from benchmarks.brokers.stages import Stage
@@ -13,32 +12,84 @@ from benchmarks.postgres import shop
 from pillarbox.core.message import Message, encode
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import Relay
-from servers.postgres import RunningPostgres
+from servers.postgres import Postgres, RunningPostgres
 
-ORDERS = 1000
 PATIENCE = 300.0
+WARM_UPS = 2
+"""How often Debezium drains everything before it counts."""
 _spawn = multiprocessing.get_context("spawn")
+
+
+class Load(NamedTuple):
+    """What is in the outbox."""
+
+    name: str
+    events: int
+    orders: int = 1000
+    padding: int = 0
+    """Bytes that are added to each payload of about 310."""
+    judged: bool = False
+
+
+LOADS = (
+    Load("", 200_000, judged=True),
+    Load(", 10 aggregates", 20_000, orders=10),
+    Load(", payloads of 4 KiB", 50_000, padding=4096 - 310),
+)
 
 
 def rows(server: RunningPostgres, kind: str, quick: bool, tell: Progress) -> list[Row]:
     """Drain to one kind of broker."""
-    count = 10_000 if quick else 200_000
-    with stages.ALL[kind]() as stage, shop.database(server) as url:
-        shop.fill(url, count, ORDERS)
-        messages = asyncio.run(_messages(url, count))
+    with stages.ALL[kind]() as stage:
+        return [_row(server, stage, load._replace(events=load.events // (20 if quick else 1)), tell) for load in LOADS]
+
+
+def _row(server: RunningPostgres, stage: Stage, load: Load, tell: Progress) -> Row:
+    with shop.database(server) as url:
+        shop.fill(url, load.events, load.orders, load.padding)
+        messages = asyncio.run(messages_of(url, load.events))
 
         def both() -> tuple[float, float]:
             stage.empty()
-            bare = _bare(stage, messages)
+            bare = load.events / stage.publish(messages)
             stage.empty()
             shop.rewind(url)
-            return _drained(url, stage, count), bare
+            return drained(url, stage.url, load.events), bare
 
-        goal = None if stage.goal is None else Goal(">=", stage.goal)
-        return [in_rounds(f"drain PostgreSQL to {stage.name}, beside its bare client", "events/s", both, tell, goal)]
+        goal = Goal(">=", stage.goal) if stage.goal is not None and load.judged else None
+        name = f"drain PostgreSQL to {stage.name}, beside its bare client{load.name}"
+        return in_rounds(name, "events/s", both, tell, goal)
 
 
-async def _messages(url: str, count: int) -> list[Message]:
+def debezium_rows(quick: bool, tell: Progress) -> list[Row]:
+    """Drain to Kafka, and let Debezium do the same with the same table, on a PostgreSQL whose log it can read."""
+    from benchmarks.brokers.debezium import Debezium
+
+    count = 10_000 if quick else LOADS[0].events
+    logical = Postgres("15", fsync=True, settings={**shop.SETTINGS, "wal_level": "logical"})
+    with (
+        logical as server,
+        stages.kafka() as stage,
+        shop.database(server) as url,
+        Debezium(url, stage.url.removeprefix("kafka://")) as debezium,
+    ):
+        shop.fill(url, count, LOADS[0].orders)
+        for turn in range(WARM_UPS):
+            tell(f"Debezium gets warm: {turn + 1} of {WARM_UPS}")
+            debezium.drain(count)
+
+        def both() -> tuple[float, float]:
+            stage.empty()
+            theirs = debezium.drain(count).rate
+            stage.empty()
+            shop.rewind(url)
+            return drained(url, stage.url, count), theirs
+
+        name = "drain PostgreSQL to Kafka, beside a warm and tuned Debezium"
+        return [in_rounds(name, "events/s", both, tell, Goal(">=", 3))]
+
+
+async def messages_of(url: str, count: int) -> list[Message]:
     """Read and encode what the relay will send."""
     store = shop.store_at(url)
     await store.open()
@@ -50,16 +101,10 @@ async def _messages(url: str, count: int) -> list[Message]:
     return messages
 
 
-def _bare(stage: Stage, messages: Sequence[Message]) -> float:
-    began = perf_counter()
-    stage.publish(messages)
-    return len(messages) / (perf_counter() - began)
-
-
-def _drained(url: str, stage: Stage, count: int) -> float:
+def drained(url: str, broker: str, count: int) -> float:
     """Run a relay in a process of its own until everything is settled; its start does not count."""
     taken_at, settled = _spawn.Value("d", 0.0), _spawn.Value("q", 0)
-    relay = _spawn.Process(target=_relay, args=(url, stage.url, taken_at, settled), daemon=True)
+    relay = _spawn.Process(target=_relay, args=(url, broker, taken_at, settled), daemon=True)
     relay.start()
     deadline = perf_counter() + PATIENCE
     try:

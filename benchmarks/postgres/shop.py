@@ -78,9 +78,11 @@ def migrate(url: str) -> None:
     asyncio.run(up())
 
 
-def fill(url: str, count: int, orders: int = shop.ORDERS) -> None:
-    """Add events with the payload that every benchmark has."""
-    before, after = json.dumps(shop.payload(0), separators=(",", ":")).split('"order_id":0')
+def fill(url: str, count: int, orders: int = shop.ORDERS, padding: int = 0) -> None:
+    """Add events with the payload that every benchmark has, perhaps with more bytes."""
+    payload = shop.payload(0)
+    payload["note"] += "." * padding
+    before, after = json.dumps(payload, separators=(",", ":")).split('"order_id":0')
     statement = sql.SQL(FILL).format(
         count=sql.Literal(count), orders=sql.Literal(orders), topic=sql.Literal(shop.TOPIC),
         before=sql.Literal(f'{before}"order_id":'), after=sql.Literal(after),

@@ -185,6 +185,23 @@ class FullLot:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotSeen:
+    """The replication slot whose reader carries the events instead of a relay, and how it stands now."""
+
+    name: str
+    trouble: str | None
+    """What is wrong with it, or was: then it is not known what was carried, and nothing is settled by it."""
+    is_read: bool
+    behind: int
+    """So many bytes of WAL its reader has not confirmed."""
+    kept: int
+    """So many bytes of WAL are kept for it."""
+    at_risk: bool
+    """PostgreSQL is about to remove WAL that it needs."""
+    watched_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """The state of an outbox at a glance. Counts are exact up to 10,000; beyond, `pending_exact` is False."""
 
@@ -210,6 +227,7 @@ class Stats:
     """With so many lanes relays have died again and again; their events go one at a time."""
     receives: bool = False
     """Whether a consumer has its inbox here."""
+    slot: SlotSeen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +307,30 @@ class Store(Source, Lanes, Records, Schema, Protocol):
 
     async def close(self) -> None:
         """Disconnect; safe to call twice."""
+
+
+class Watched(NamedTuple):
+    """What a look at the slot has brought: why nothing is settled by it, if so, and how many events now are."""
+
+    slot: str
+    doubt: str | None
+    settled: int
+
+
+class WatchingStore(Store, Protocol):
+    """A store whose events somebody else may carry: the reader of a replication slot, such as Debezium.
+
+    What that reader has confirmed is settled, and nothing else. As long as it carries them, `take` refuses lanes.
+    """
+
+    async def watch(self) -> Watched | None:
+        """Settle what the reader has confirmed; None if relays carry the events. Several at once do the work of one."""
+
+    async def watch_slot(self, name: str) -> None:
+        """Let the reader of this slot carry the events from now on. Raises StoreError, having changed nothing."""
+
+    async def unwatch(self) -> None:
+        """Let relays carry the events again, from where the reader was. Raises StoreError, having changed nothing."""
 
 
 class Outcome(NamedTuple):

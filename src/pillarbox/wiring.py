@@ -3,34 +3,43 @@
 import os
 import secrets
 import socket
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import partial
 from getpass import getuser
-from typing import TYPE_CHECKING, Any, Protocol
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Protocol
 
 from pillarbox.admin.admin import Admin
+from pillarbox.admin.source import SourceAdmin
+from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.errors import ConfigError
 from pillarbox.inbox import consumer as consumers
 from pillarbox.inbox.inbox import Handlers
-from pillarbox.ports import Clock, Publisher, Store, Subscriber
+from pillarbox.ports import Clock, Publisher, Store, Subscriber, WatchingStore
 from pillarbox.relay import relay as relays
+from pillarbox.relay import watch as watches
 from pillarbox.settings import Settings
 from pillarbox.settings.urls import Url, file_of, parse_url, without_secrets
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.telemetry.logging import LogMoments
 
-if TYPE_CHECKING:
-    from pillarbox.brokers.memory import MemoryBroker
-
-
-BROKERS = ("sqlite", "kafka", "rabbitmq", "redis", "nats")
-"""The schemes of those that can be published to and consumed from."""
+BROKERS = {
+    "sqlite": ["sqlite"],
+    "kafka": ["kafka"],
+    "rabbitmq": ["rabbitmq", "amqp", "amqps"],
+    "redis": ["redis", "rediss"],
+    "nats": ["nats", "tls"],
+    "webhook": ["https", "http"],
+    "stdout": ["stdout"],
+    "memory": ["memory"],
+}
+"""The modules of `brokers/`, by the schemes of their URLs."""
 
 
 class SystemClock:
@@ -69,9 +78,17 @@ class Relay(relays.Relay):
         clock, hooks = clock or SystemClock(), hooks or Hooks(LogMoments())
         if publish is not None and broker is not None:
             raise ConfigError("publish, broker: give one of them: a function of your own, or where events go")
-        open_publisher = _publisher(settings, broker, hooks) if publish is None else _function(publish, settings)
+        open_publisher = _publisher(settings, broker, clock, hooks) if publish is None else _function(publish, settings)
         open_store = _store(settings, _owner(), clock, hooks)
         super().__init__(lambda: relays.Parts(open_store(), open_publisher()), settings, clock, hooks)
+
+
+class Watch(watches.Watch):
+    """Keeps status and retention of an outbox whose events the reader of a replication slot carries."""
+
+    def __init__(self, settings: Settings, *, hooks: Hooks | None = None) -> None:
+        hooks = hooks or Hooks(LogMoments())
+        super().__init__(_watching_store(settings, _owner(), SystemClock(), hooks), settings, hooks)
 
 
 class Consumer(consumers.Consumer):
@@ -112,8 +129,18 @@ class Consumer(consumers.Consumer):
 
 def open_admin(settings: Settings) -> Admin:
     """Make the admin service for the outbox that the settings name; `async with` opens it."""
-    who, clock = f"{_user()}@{socket.gethostname()}", SystemClock()
+    who, clock = _who(), SystemClock()
     return Admin(_store(settings, who, clock, Hooks())(), who, clock)
+
+
+def open_source(settings: Settings) -> SourceAdmin:
+    """Make the admin service that can say who carries the events; `async with` opens it."""
+    who, clock = _who(), SystemClock()
+    return SourceAdmin(_watching_store(settings, who, clock, Hooks())(), who, clock)
+
+
+def _who() -> str:
+    return f"{_user()}@{socket.gethostname()}"
 
 
 def _user() -> str:
@@ -157,65 +184,35 @@ def _store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callab
             hooks=hooks,
         )
     if url.scheme in ("postgresql", "postgres"):
-        from pillarbox.stores.postgres import PostgresStore
-
-        return lambda: PostgresStore(
-            f"postgresql:{url.rest}",
-            owner=owner,
-            schema=settings.outbox.schema,
-            prefix=settings.outbox.prefix,
-            lease=settings.relay.lease,
-            topics=Topics(settings.topics),
-            clock=clock,
-            hooks=hooks,
-            window=2 * settings.relay.batch,
-        )
+        return _watching_store(settings, owner, clock, hooks)
     raise _unknown("database", settings.database, ["sqlite", "postgresql"])
 
 
-def _publisher(settings: Settings, broker: str | Broker | None, hooks: Hooks) -> Callable[[], Publisher]:
+def _watching_store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callable[[], WatchingStore]:
+    url = _url("database", settings.database, "postgresql://localhost/shop")
+    if url.scheme not in ("postgresql", "postgres"):
+        raise ConfigError(f"database: replication slots are PostgreSQL's own, and this is {url.scheme}")
+    from pillarbox.stores.postgres import PostgresStore
+
+    return lambda: PostgresStore(
+        f"postgresql:{url.rest}",
+        owner=owner,
+        schema=settings.outbox.schema,
+        prefix=settings.outbox.prefix,
+        lease=settings.relay.lease,
+        topics=Topics(settings.topics),
+        clock=clock,
+        hooks=hooks,
+        window=2 * settings.relay.batch,
+    )
+
+
+def _publisher(settings: Settings, broker: str | Broker | None, clock: Clock, hooks: Hooks) -> Callable[[], Publisher]:
     if broker is not None and not isinstance(broker, str):
         return broker.publisher
-    url = _url("broker", settings.broker, "sqlite:///stream.db")
-    timeout = settings.relay.publish_timeout
-    match url.scheme:
-        case "sqlite":
-            from pillarbox.brokers.sqlite import SqlitePublisher
-
-            path = file_of("broker", url)
-            return lambda: SqlitePublisher(path, publish_timeout=timeout, hooks=hooks)
-        case "stdout":
-            from pillarbox.brokers.stdout import StdoutPublisher
-
-            return lambda: StdoutPublisher(sys.stdout, publish_timeout=timeout)
-        case "memory":
-            return _memory_broker(url).publisher
-        case "kafka":
-            from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
-
-            kafka = KafkaOptions.read(url.rest, settings.options.get("kafka", {}))
-            return lambda: KafkaPublisher(kafka, publish_timeout=timeout)
-        case "nats" | "tls":
-            from pillarbox.brokers.nats import NatsOptions, NatsPublisher
-
-            nats = NatsOptions.read(url.scheme, url.rest, settings.options.get("nats", {}))
-            return lambda: NatsPublisher(nats, publish_timeout=timeout)
-        case "rabbitmq" | "amqp" | "amqps":
-            from pillarbox.brokers.rabbitmq import Address, RabbitPublisher
-
-            rabbitmq = Address.parse(f"{url.scheme}:{url.rest}", settings.options.get("rabbitmq"))
-            return lambda: RabbitPublisher(rabbitmq, publish_timeout=timeout)
-        case "redis" | "rediss":
-            from pillarbox.brokers.redis import RedisPublisher
-
-            server, own = f"{url.scheme}:{url.rest}", settings.options.get("redis", {})
-            return lambda: RedisPublisher(server, options=own, publish_timeout=timeout, hooks=hooks)
-        case "https" | "http":
-            from pillarbox.brokers.webhook import WebhookOptions, WebhookPublisher
-
-            endpoint = WebhookOptions.read(f"{url.scheme}:{url.rest}", settings.options.get("webhooks", {}))
-            return lambda: WebhookPublisher(endpoint, publish_timeout=timeout)
-    raise _unknown("broker", settings.broker, [*BROKERS, "https", "stdout"])
+    module, given = _chosen(settings, clock, hooks)
+    publishers: Publishers = module.open_publisher(given)
+    return publishers
 
 
 def _function(publish: Callable[[list[Message]], Any], settings: Settings) -> Callable[[], Publisher]:
@@ -229,46 +226,24 @@ def _subscriber(
 ) -> Callable[[], Subscriber]:
     if broker is not None and not isinstance(broker, str):
         return partial(broker.subscriber, consumer, topics)
+    module, given = _chosen(settings, clock, hooks)
+    if not hasattr(module, "open_subscriber"):
+        raise ConfigError(
+            f"broker: {without_secrets(settings.broker or '')!r} is nothing that Pillarbox consumes from: a webhook is"
+            " received by its endpoint, a web application, and nothing comes back out of stdout"
+        )
+    subscribers: Subscribers = module.open_subscriber(given)
+    return partial(subscribers, consumer, topics)
+
+
+def _chosen(settings: Settings, clock: Clock, hooks: Hooks) -> tuple[ModuleType, Given]:
     url = _url("broker", settings.broker, "sqlite:///stream.db")
-    match url.scheme:
-        case "sqlite":
-            from pillarbox.brokers.sqlite import SqliteSubscriber
-
-            path = file_of("broker", url)
-            return lambda: SqliteSubscriber(path, consumer=consumer, topics=topics, hooks=hooks, clock=clock)
-        case "memory":
-            return partial(_memory_broker(url).subscriber, consumer, topics)
-        case "kafka":
-            from pillarbox.brokers.kafka import KafkaOptions, KafkaSubscriber
-
-            kafka = KafkaOptions.read(url.rest, settings.options.get("kafka", {}))
-            return lambda: KafkaSubscriber(kafka, consumer=consumer, topics=topics)
-        case "nats" | "tls":
-            from pillarbox.brokers.nats import NatsOptions, NatsSubscriber
-
-            nats = NatsOptions.read(url.scheme, url.rest, settings.options.get("nats", {}))
-            return lambda: NatsSubscriber(nats, consumer=consumer, topics=topics)
-        case "rabbitmq" | "amqp" | "amqps":
-            from pillarbox.brokers.rabbitmq import Address, RabbitSubscriber
-
-            rabbitmq = Address.parse(f"{url.scheme}:{url.rest}", settings.options.get("rabbitmq"))
-            return lambda: RabbitSubscriber(rabbitmq, consumer=consumer, topics=topics)
-        case "redis" | "rediss":
-            from pillarbox.brokers.redis import RedisSubscriber
-
-            server, own = f"{url.scheme}:{url.rest}", settings.options.get("redis", {})
-            return lambda: RedisSubscriber(server, consumer=consumer, topics=topics, options=own)
-        case "https" | "http":
-            raise ConfigError("broker: webhooks are received by the endpoint itself, a web application; see its guide")
-    raise _unknown("broker", settings.broker, BROKERS)
-
-
-@cache
-def _memory_broker(url: Url) -> "MemoryBroker":
-    """Give the broker in this process's memory: relay and consumer must meet in the same one."""
-    from pillarbox.brokers.memory import MemoryBroker
-
-    return MemoryBroker()
+    name = next((name for name, schemes in BROKERS.items() if url.scheme in schemes), None)
+    if name is None:
+        known = [schemes[0] for name, schemes in BROKERS.items() if name != "memory"]  # which is for tests
+        raise _unknown("broker", settings.broker, known)
+    given = Given(url, settings.options, settings.relay.publish_timeout, clock, hooks)
+    return import_module(f"pillarbox.brokers.{name}"), given
 
 
 def _url(setting: str, text: str | None, example: str) -> Url:

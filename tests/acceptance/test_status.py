@@ -215,6 +215,7 @@ def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
         "last_published_at",
         "pauses",
         "relays",
+        "slot",
     }
     assert set(answer["stats"]["pauses"][0]) == {"topic", "since", "who", "why"}
     assert set(answer["stats"]["relays"][0]) == {

@@ -10,14 +10,12 @@ from servers.rabbitmq import RabbitMQ
 EXCHANGE = "events"
 
 
-def stored_in(server: RabbitMQ, vhost: str, queue: str) -> Sequence[Message]:
-    """Look what a queue holds, in order, and leave it there."""
-    found = server.ask(
-        "POST",
-        f"queues/{vhost}/{queue}/get",
-        {"count": 100_000, "ackmode": "ack_requeue_true", "encoding": "base64"},
-    )
-    return [message_of(one) for one in found]
+def stored_in(server: RabbitMQ, vhost: str, queue: str, *, leave: bool = True) -> Sequence[Message]:
+    """Look what a queue holds, in order, and leave it there or not. What is left goes back one by one: whoever looks
+    again sees another order."""
+    how = "ack_requeue_true" if leave else "ack_requeue_false"
+    question = {"count": 100_000, "ackmode": how, "encoding": "base64"}
+    return [message_of(one) for one in server.ask("POST", f"queues/{vhost}/{queue}/get", question)]
 
 
 def message_of(found: dict[str, object]) -> Message:

@@ -12,6 +12,7 @@ from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.ports import Publisher
 from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
+from pillarbox.testing.contracts.relay import RelayContract
 from pillarbox.testing.contracts.rules import check, rules_of
 
 
@@ -44,9 +45,6 @@ class FunctionBench:
     async def stored(self) -> Sequence[Message]:
         return list(self._stored)
 
-    def refused(self, message: Message) -> Message:
-        raise NotImplementedError
-
     async def go_away(self) -> None:
         self.room = 0
 
@@ -56,14 +54,11 @@ class FunctionBench:
     async def fall_silent(self) -> None:
         self.silent = True
 
-    async def lose_answers(self, count: int | None) -> None:
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
         self.losing = True
 
     async def come_back(self) -> None:
         self.room, self.silent, self.losing = None, False, False
-
-    async def publish_and_die(self, messages: Sequence[Message]) -> None:
-        raise NotImplementedError
 
     async def close(self) -> None:
         await self.come_back()
@@ -108,3 +103,8 @@ class SyncFunctionBench(FunctionBench):
 @pytest.mark.parametrize("rule", rules_of(PublisherContract, FunctionBench.features))
 async def test_the_function_publisher_keeps_the_rule(rule: str, bench: type[FunctionBench]) -> None:
     await check(PublisherContract, rule, bench())
+
+
+@pytest.mark.parametrize("rule", rules_of(RelayContract, FunctionBench.features))
+async def test_a_relay_over_a_function_keeps_the_rule(rule: str) -> None:
+    await check(RelayContract, rule, AsyncFunctionBench())

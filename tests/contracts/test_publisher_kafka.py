@@ -1,10 +1,8 @@
 """The near end of Kafka keeps the publisher's contract, on a real broker behind a faulty network."""
 
 import asyncio
-import json
-import signal
-import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,36 +10,34 @@ import pytest
 from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
 from pillarbox.core.message import Message
 from pillarbox.ports import Publisher
-from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
-from pillarbox.testing.contracts.rules import check, rules_of
+from pillarbox.testing.contracts.publisher import PublisherContract
+from pillarbox.testing.contracts.relay import RelayContract
+from pillarbox.testing.contracts.rules import check, rules_of, rules_that_need
 from servers.kafka import Kafka
+from tests.conftest import installed
+from tests.contracts.proxied_bench import FEATURES, ProxiedBench
+from tests.contracts.publish_and_die import publish_and_die
 from tests.integration.kafka_topics import Topics
 
 LIMIT = 100_000
 WARM_UP = {"warm-up": "yes"}
+# One answer tells of a whole batch, so a single one cannot be lost.
+KAFKA_FEATURES = replace(FEATURES, prefix_safe=True, loses_single_answers=False)
 
 
-class KafkaPublisherBench:
-    # One answer tells of a whole batch, so a single one cannot be lost.
-    features = PublisherFeatures(
-        prefix_safe=True,
-        durable=True,
-        refuses=True,
-        goes_away=True,
-        goes_away_midway=True,
-        falls_silent=True,
-        loses_answers=True,
-    )
+class KafkaPublisherBench(ProxiedBench):
+    features = KAFKA_FEATURES
 
     def __init__(self, topics: Topics) -> None:
-        self._topics, self._proxy = topics, topics.server.proxies[0]
-        self._opened: list[KafkaPublisher] = []
+        super().__init__(topics.server, topics.server.proxies[0])
+        self._topics = topics
+        self._ours: list[KafkaPublisher] = []
 
     def publisher(self) -> Publisher:
         url = self._topics.server.proxied().removeprefix("kafka:")
         options = KafkaOptions.read(url, {"message.max.bytes": LIMIT})
-        self._opened.append(KafkaPublisher(options, publish_timeout=timedelta(seconds=1.5)))
-        return self._topics.publisher(self._opened[-1])
+        self._ours.append(KafkaPublisher(options, publish_timeout=timedelta(seconds=1.5)))
+        return self.opened(self._topics.publisher(self._ours[-1]))
 
     async def stored(self) -> Sequence[Message]:
         return [message for message in await asyncio.to_thread(self._topics.stored) if message.headers != WARM_UP]
@@ -50,53 +46,19 @@ class KafkaPublisherBench:
         return message._replace(body=message.body.ljust(LIMIT + 1))
 
     async def go_away(self) -> None:
-        self._proxy.reset()  # a client that comes again at once must find the door open, or closing it hits him halfway
+        self.proxy.reset()  # a client that comes again at once must find the door open, or closing it hits him halfway
 
-    async def go_away_midway(self) -> None:
-        self._proxy.drop_after(20_000)
-
-    async def fall_silent(self) -> None:
-        self._proxy.half_open()
-
-    async def lose_answers(self, count: int | None) -> None:
-        assert count is None
-        for publisher in self._opened:  # one that is at work has nothing left to ask but whether it is stored
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
+        for publisher in self._ours:  # one that is at work has nothing left to ask but whether it is stored
             publisher.send([Message(self._topics.full("orders"), None, WARM_UP, b"", -1)])
             await publisher.outcomes()
-        self._proxy.lose_answers()
+        await super().lose_answers(which)
 
-    async def come_back(self) -> None:
-        self._proxy.heal()
+    async def start_again(self) -> None:
+        await asyncio.to_thread(self._topics.server.restart)
 
     async def publish_and_die(self, messages: Sequence[Message]) -> None:
-        sent = json.dumps([[*self._topics.sent(m)[:3], m.body.decode(), m.ticket] for m in messages])
-        url = self._topics.server.url.removeprefix("kafka:")
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PUBLISH_AND_DIE, url, sent)
-        assert await process.wait() == -signal.SIGKILL
-
-    async def close(self) -> None:
-        self._proxy.heal()
-        for publisher in self._opened:
-            await publisher.close()
-
-
-PUBLISH_AND_DIE = """
-import asyncio, json, os, signal, sys
-from datetime import timedelta
-from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
-from pillarbox.core.message import Message
-
-async def main():
-    publisher = KafkaPublisher(KafkaOptions.read(sys.argv[1], {}), publish_timeout=timedelta(seconds=10))
-    messages = [Message(t, k, h, b.encode(), n) for t, k, h, b, n in json.loads(sys.argv[2])]
-    publisher.send(messages)
-    waiting = len(messages)
-    while waiting:
-        waiting -= sum(outcome.error is None for outcome in await publisher.outcomes())
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
+        await publish_and_die(self._topics.server.url, [self._topics.sent(message) for message in messages])
 
 
 @pytest.fixture
@@ -108,6 +70,20 @@ def topics(kafka: Kafka) -> Iterator[Topics]:
     kafka.proxies[0].heal()
 
 
-@pytest.mark.parametrize("rule", rules_of(PublisherContract, KafkaPublisherBench.features))
+@pytest.mark.parametrize("rule", rules_of(PublisherContract, KAFKA_FEATURES))
 async def test_the_publisher_of_kafka_keeps_the_rule(rule: str, topics: Topics) -> None:
     await check(PublisherContract, rule, KafkaPublisherBench(topics))
+
+
+@pytest.mark.parametrize("rule", rules_of(RelayContract, KAFKA_FEATURES))
+async def test_a_relay_over_kafka_keeps_the_rule(rule: str, topics: Topics) -> None:
+    await check(RelayContract, rule, KafkaPublisherBench(topics))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rule", rules_that_need(RelayContract, "dies"))
+async def test_a_relay_over_a_mortal_kafka_keeps_the_rule(rule: str) -> None:
+    with installed(Kafka) as server:
+        topics = Topics(server)
+        topics.make("orders", partitions=3)
+        await check(RelayContract, rule, KafkaPublisherBench(topics))

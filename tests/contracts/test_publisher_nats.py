@@ -1,10 +1,8 @@
 """The near end of NATS JetStream keeps the publisher's contract, on a real server behind a faulty network."""
 
 import asyncio
-import json
-import signal
-import sys
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
@@ -12,36 +10,32 @@ import pytest
 from pillarbox.brokers.nats import NatsOptions, NatsPublisher
 from pillarbox.core.message import Message
 from pillarbox.ports import Publisher
-from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
+from pillarbox.testing.contracts.publisher import PublisherContract
 from pillarbox.testing.contracts.relay import RelayContract
-from pillarbox.testing.contracts.rules import check, rules_of
+from pillarbox.testing.contracts.rules import check, rules_of, rules_that_need
 from servers.fault_proxy import FaultProxy
 from servers.nats import Nats, delete_streams, make_stream
 from servers.nats_ack_loser import NatsAckLoser
+from tests.conftest import installed
+from tests.contracts.proxied_bench import FEATURES, ProxiedBench
+from tests.contracts.publish_and_die import publish_and_die
 from tests.integration.nats_streams import stored_in
 
 TIMEOUT = timedelta(seconds=1)
+A_BLINK = 100_000_000
+"""Nanoseconds, the shortest that NATS allows: it shall not recognise copies, so that they can be counted."""
 
 
-class NatsPublisherBench:
-    features = PublisherFeatures(
-        durable=True,
-        refuses=True,
-        goes_away=True,
-        goes_away_midway=True,
-        falls_silent=True,
-        loses_answers=True,
-        loses_single_answers=True,
-    )
-
+class NatsPublisherBench(ProxiedBench):
     def __init__(self, server: Nats, loser: NatsAckLoser, proxy: FaultProxy) -> None:
-        self.server, self.loser, self.proxy = server, loser, proxy
-        self._opened: list[NatsPublisher] = []
+        super().__init__(server, proxy)
+        self.server, self.loser = server, loser
+        self._ours: list[NatsPublisher] = []
 
     def publisher(self) -> Publisher:
         options = NatsOptions.read("nats", f"//127.0.0.1:{self.proxy.port}", {})
-        self._opened.append(NatsPublisher(options, publish_timeout=TIMEOUT))
-        return self._opened[-1]
+        self._ours.append(NatsPublisher(options, publish_timeout=TIMEOUT))
+        return self.opened(self._ours[-1])
 
     async def stored(self) -> Sequence[Message]:
         return await stored_in(self.server.url, "TEST")
@@ -49,73 +43,46 @@ class NatsPublisherBench:
     def refused(self, message: Message) -> Message:
         return message._replace(body=message.body.ljust(self.server.max_payload + 1))
 
-    async def go_away(self) -> None:
-        self.proxy.cut()
-
-    async def go_away_midway(self) -> None:
-        self.proxy.drop_after(20_000)
-
-    async def fall_silent(self) -> None:
-        self.proxy.half_open()
-
-    async def lose_answers(self, count: int | None) -> None:
-        if count is not None:
-            self.loser.lose(range(count))
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
+        if which is not None:
+            self.loser.lose(which)
             return
-        for publisher in self._opened:  # all is asked before, so that it is the acknowledgements that get lost
+        for publisher in self._ours:  # all is asked before, so that it is the acknowledgements that get lost
             client = await publisher._connection.ready(asyncio.get_running_loop().time() + 5)
             assert await publisher._streams.find(client, "orders") == "TEST"
         self.proxy.lose_answers()
 
-    async def come_back(self) -> None:
-        self.proxy.heal()
-
     async def publish_and_die(self, messages: Sequence[Message]) -> None:
-        sent = json.dumps([[*message[:3], message.body.decode(), message.ticket] for message in messages])
-        port = str(self.server.port)
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PUBLISH_AND_DIE, port, sent)
-        assert await process.wait() == -signal.SIGKILL
-
-    async def close(self) -> None:
-        await self.come_back()
-        for publisher in self._opened:
-            await publisher.close()
+        await publish_and_die(self.server.url, messages)
 
 
-PUBLISH_AND_DIE = """
-import asyncio, json, os, signal, sys
-from datetime import timedelta
-from pillarbox.brokers.nats import NatsOptions, NatsPublisher
-from pillarbox.core.message import Message
-
-async def main():
-    options = NatsOptions.read("nats", f"//127.0.0.1:{sys.argv[1]}", {})
-    publisher = NatsPublisher(options, publish_timeout=timedelta(seconds=10))
-    messages = [Message(t, k, h, b.encode(), n) for t, k, h, b, n in json.loads(sys.argv[2])]
-    publisher.send(messages)
-    waiting = len(messages)
-    while waiting:
-        waiting -= sum(outcome.error is None for outcome in await publisher.outcomes())
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-
-
-@pytest.fixture
-async def bench(nats_server: Nats) -> AsyncIterator[NatsPublisherBench]:
-    await make_stream(nats_server.url, "TEST", "orders", "mails")
-    async with NatsAckLoser(nats_server.port) as loser:
+@asynccontextmanager
+async def bench_of(server: Nats) -> AsyncIterator[NatsPublisherBench]:
+    async with NatsAckLoser(server.port) as loser:
         with FaultProxy(loser.port) as proxy:
-            yield NatsPublisherBench(nats_server, loser, proxy)
-    await delete_streams(nats_server.url)
+            await make(server)
+            yield NatsPublisherBench(server, loser, proxy)
+    await delete_streams(server.url)
 
 
-@pytest.mark.parametrize("rule", rules_of(PublisherContract, NatsPublisherBench.features))
-async def test_the_publisher_of_nats_keeps_the_rule(rule: str, bench: NatsPublisherBench) -> None:
-    await check(PublisherContract, rule, bench)
+async def make(server: Nats) -> None:
+    await make_stream(server.url, "TEST", "orders", "mails", duplicate_window=A_BLINK)
 
 
-@pytest.mark.parametrize("rule", rules_of(RelayContract, NatsPublisherBench.features))
-async def test_a_relay_over_nats_keeps_the_rule(rule: str, bench: NatsPublisherBench) -> None:
-    await check(RelayContract, rule, bench)
+@pytest.mark.parametrize("rule", rules_of(PublisherContract, FEATURES))
+async def test_the_publisher_of_nats_keeps_the_rule(rule: str, nats_server: Nats) -> None:
+    async with bench_of(nats_server) as bench:
+        await check(PublisherContract, rule, bench)
+
+
+@pytest.mark.parametrize("rule", rules_of(RelayContract, FEATURES))
+async def test_a_relay_over_nats_keeps_the_rule(rule: str, nats_server: Nats) -> None:
+    async with bench_of(nats_server) as bench:
+        await check(RelayContract, rule, bench)
+
+
+@pytest.mark.parametrize("rule", rules_that_need(RelayContract, "dies"))
+async def test_a_relay_over_a_mortal_nats_keeps_the_rule(rule: str) -> None:
+    with installed(Nats) as server, FaultProxy(server.port) as proxy:
+        await make(server)
+        await check(RelayContract, rule, NatsPublisherBench(server, NatsAckLoser(0), proxy))

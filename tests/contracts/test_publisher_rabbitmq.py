@@ -1,10 +1,8 @@
-"""RabbitMQ's near end keeps the publisher's contract."""
+"""RabbitMQ's near end keeps the publisher's contract, on a real server behind a faulty network."""
 
 import asyncio
-import json
-import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
@@ -12,31 +10,26 @@ import pytest
 from pillarbox.brokers.rabbitmq import Address, RabbitPublisher
 from pillarbox.core.message import Message
 from pillarbox.ports import Publisher
-from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
+from pillarbox.testing.contracts.publisher import PublisherContract
 from pillarbox.testing.contracts.relay import RelayContract
-from pillarbox.testing.contracts.rules import check, rules_of
+from pillarbox.testing.contracts.rules import check, rules_of, rules_that_need
 from servers.confirm_loser import ConfirmLoser
 from servers.fault_proxy import FaultProxy
-from servers.rabbitmq import RabbitMQ
+from servers.rabbitmq import LARGEST_MESSAGE, RabbitMQ
+from tests.conftest import installed
+from tests.contracts.proxied_bench import FEATURES, ProxiedBench
+from tests.contracts.publish_and_die import publish_and_die
 from tests.contracts.rabbitmq_bench import EXCHANGE, stored_in
 
 
-class RabbitPublisherBench:
-    features = PublisherFeatures(
-        durable=True,
-        refuses=True,
-        goes_away=True,
-        goes_away_midway=True,
-        falls_silent=True,
-        loses_answers=True,
-        loses_single_answers=True,
-    )
-
+class RabbitPublisherBench(ProxiedBench):
     def __init__(self, server: RabbitMQ, vhost: str, loser: ConfirmLoser, proxy: FaultProxy) -> None:
-        self._server, self._vhost, self._loser, self._proxy = server, vhost, loser, proxy
-        self._opened: list[RabbitPublisher] = []
+        super().__init__(server, proxy)
+        self._server, self._vhost, self._loser = server, vhost, loser
+        self._seen: dict[str, list[Message]] = {"orders": [], "mails": []}
+        """What was taken off the queues, to be looked at more than once."""
         server.declare_exchange(vhost, EXCHANGE)
-        for topic in ("orders", "mails"):
+        for topic in self._seen:
             server.declare_queue(vhost, topic)
             server.bind(vhost, EXCHANGE, topic, topic)
 
@@ -44,78 +37,61 @@ class RabbitPublisherBench:
         return f"{self._server.url(self._vhost, port=port)}?exchange={EXCHANGE}"
 
     def publisher(self) -> Publisher:
-        address = Address.parse(self._url(self._proxy.port))
-        self._opened.append(RabbitPublisher(address, publish_timeout=timedelta(seconds=1)))
-        return self._opened[-1]
+        address = Address.parse(self._url(self.proxy.port))
+        return self.opened(RabbitPublisher(address, publish_timeout=timedelta(seconds=1)))
 
     async def stored(self) -> Sequence[Message]:
-        return [
-            message
-            for topic in ("orders", "mails")
-            for message in await asyncio.to_thread(stored_in, self._server, self._vhost, topic)
-        ]
+        for topic, seen in self._seen.items():
+            seen += await asyncio.to_thread(stored_in, self._server, self._vhost, topic, leave=False)
+        return [message for seen in self._seen.values() for message in seen]
 
     def refused(self, message: Message) -> Message:
         return message._replace(topic="nowhere")
 
-    async def go_away(self) -> None:
-        self._proxy.cut()
-
-    async def go_away_midway(self) -> None:
-        self._proxy.drop_after(20_000)
-
-    async def fall_silent(self) -> None:
-        self._proxy.half_open()
-
-    async def lose_answers(self, count: int | None) -> None:
-        if count is None:
-            self._proxy.lose_answers()
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
+        if which is None:
+            self.proxy.lose_answers()
         else:
-            self._loser.lose(range(count))
-
-    async def come_back(self) -> None:
-        self._proxy.heal()
+            self._loser.lose(which)
 
     async def publish_and_die(self, messages: Sequence[Message]) -> None:
-        sent = json.dumps([[*message[:3], message.body.decode(), message.ticket] for message in messages])
-        url = self._url(self._server.port)
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PUBLISH_AND_DIE, url, sent)
-        assert await process.wait() == -signal.SIGKILL
-
-    async def close(self) -> None:
-        await self.come_back()
-        for publisher in self._opened:
-            await publisher.close()
+        await publish_and_die(self._url(self._server.port), messages)
 
 
-PUBLISH_AND_DIE = """
-import asyncio, json, os, signal, sys
-from datetime import timedelta
-from pillarbox.brokers.rabbitmq import Address, RabbitPublisher
-from pillarbox.core.message import Message
+class ClosingBench(RabbitPublisherBench):
+    """Refuses in the topic's own queue: the server closes the channel, so that others may go twice."""
 
-async def main():
-    publisher = RabbitPublisher(Address.parse(sys.argv[1]), publish_timeout=timedelta(seconds=10))
-    messages = [Message(t, k, h, b.encode(), n) for t, k, h, b, n in json.loads(sys.argv[2])]
-    publisher.send(messages)
-    waiting = len(messages)
-    while waiting:
-        waiting -= sum(outcome.error is None for outcome in await publisher.outcomes())
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
+    def refused(self, message: Message) -> Message:
+        return message._replace(body=message.body.ljust(LARGEST_MESSAGE + 1))
 
 
-@pytest.mark.parametrize("rule", rules_of(PublisherContract, RabbitPublisherBench.features))
+@asynccontextmanager
+async def bench_of(
+    server: RabbitMQ, vhost: str, kind: type[RabbitPublisherBench] = RabbitPublisherBench
+) -> AsyncIterator[RabbitPublisherBench]:
+    async with ConfirmLoser(server.port) as loser:
+        with FaultProxy(loser.port) as proxy:
+            yield kind(server, vhost, loser, proxy)
+
+
+@pytest.mark.parametrize("rule", rules_of(PublisherContract, FEATURES))
 async def test_the_rabbitmq_publisher_keeps_the_rule(rule: str, rabbitmq: RabbitMQ, vhost: str) -> None:
-    async with ConfirmLoser(rabbitmq.port) as loser:
-        with FaultProxy(loser.port) as proxy:
-            await check(PublisherContract, rule, RabbitPublisherBench(rabbitmq, vhost, loser, proxy))
+    async with bench_of(rabbitmq, vhost) as bench:
+        await check(PublisherContract, rule, bench)
 
 
-@pytest.mark.parametrize("rule", rules_of(RelayContract, RabbitPublisherBench.features))
+@pytest.mark.parametrize("rule", rules_of(RelayContract, FEATURES))
 async def test_a_relay_over_rabbitmq_keeps_the_rule(rule: str, rabbitmq: RabbitMQ, vhost: str) -> None:
-    async with ConfirmLoser(rabbitmq.port) as loser:
-        with FaultProxy(loser.port) as proxy:
-            await check(RelayContract, rule, RabbitPublisherBench(rabbitmq, vhost, loser, proxy))
+    async with bench_of(rabbitmq, vhost, ClosingBench) as bench:
+        await check(RelayContract, rule, bench)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("rule", rules_that_need(RelayContract, "dies"))
+async def test_a_relay_over_a_mortal_rabbitmq_keeps_the_rule(rule: str) -> None:
+    with installed(RabbitMQ) as server:
+        server.create_vhost("mortal")
+        async with bench_of(server, "mortal") as bench:
+            await asyncio.sleep(6)  # a quorum queue that is younger does not survive
+            await check(RelayContract, rule, bench)

@@ -1,10 +1,7 @@
 """The near end of Redis Streams keeps the publisher's contract, on Redis and on Valkey, through a fault proxy."""
 
-import asyncio
-import json
-import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,43 +11,38 @@ from pillarbox.brokers.redis.entries import message_of
 from pillarbox.core.message import Message
 from pillarbox.ports import Publisher
 from pillarbox.telemetry.hooks import Hooks
-from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
+from pillarbox.testing.contracts.publisher import PublisherContract
 from pillarbox.testing.contracts.relay import RelayContract
-from pillarbox.testing.contracts.rules import check, rules_of
+from pillarbox.testing.contracts.rules import check, rules_of, rules_that_need
 from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
+from tests.contracts.proxied_bench import FEATURES, ProxiedBench
+from tests.contracts.publish_and_die import publish_and_die
 
 TOO_LARGE = (1 << 20) + 1
+# One answer tells of the whole transaction, so a single one cannot be lost.
+REDIS_FEATURES = replace(FEATURES, prefix_safe=True, loses_single_answers=False)
 
 
-class RedisPublisherBench:
-    # One answer tells of the whole transaction, so a single one cannot be lost.
-    features = PublisherFeatures(
-        prefix_safe=True,
-        durable=True,
-        refuses=True,
-        goes_away=True,
-        goes_away_midway=True,
-        falls_silent=True,
-        loses_answers=True,
-    )
+class RedisPublisherBench(ProxiedBench):
+    features = REDIS_FEATURES
 
     def __init__(self, server: Redis, *, durable: bool = False) -> None:
+        super().__init__(server, FaultProxy(server.port))
+        self.proxy.start()
         self._server, self._durable = server, durable
-        self._proxy = FaultProxy(server.port)
-        self._proxy.start()
-        self._opened: list[RedisPublisher] = []
+        self._ours: list[RedisPublisher] = []
 
     def publisher(self) -> Publisher:
-        self._opened.append(
+        self._ours.append(
             RedisPublisher(
-                self._server.url(port=self._proxy.port),
+                self._server.url(port=self.proxy.port),
                 options={"durable": self._durable},
                 publish_timeout=timedelta(seconds=1),
                 hooks=Hooks(),
             )
         )
-        return self._opened[-1]
+        return self.opened(self._ours[-1])
 
     async def stored(self) -> Sequence[Message]:
         found: list[tuple[str, Message]] = []
@@ -64,67 +56,38 @@ class RedisPublisherBench:
     def refused(self, message: Message) -> Message:
         return message._replace(body=message.body.ljust(TOO_LARGE))
 
-    async def go_away(self) -> None:
-        self._proxy.cut()
-
-    async def go_away_midway(self) -> None:
-        self._proxy.drop_after(20_000)
-
-    async def fall_silent(self) -> None:
-        self._proxy.half_open()
-
-    async def lose_answers(self, count: int | None) -> None:
-        assert count is None
-        for publisher in self._opened:
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
+        for publisher in self._ours:
             await publisher._meet()  # else the answer to its first question is lost, and it never sends
-        self._proxy.lose_answers()
-
-    async def come_back(self) -> None:
-        self._proxy.heal()
+        await super().lose_answers(which)
 
     async def publish_and_die(self, messages: Sequence[Message]) -> None:
-        sent = json.dumps([[*message[:3], message.body.decode(), message.ticket] for message in messages])
-        url = self._server.url()
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PUBLISH_AND_DIE, url, sent)
-        assert await process.wait() == -signal.SIGKILL
+        await publish_and_die(self._server.url(), messages)
 
     async def close(self) -> None:
-        for publisher in self._opened:
-            await publisher.close()
-        self._proxy.close()
+        await super().close()
+        self.proxy.close()
 
 
-PUBLISH_AND_DIE = """
-import asyncio, json, os, signal, sys
-from datetime import timedelta
-from pillarbox.brokers.redis import RedisPublisher
-from pillarbox.core.message import Message
-from pillarbox.telemetry.hooks import Hooks
-
-async def main():
-    publisher = RedisPublisher(sys.argv[1], publish_timeout=timedelta(seconds=10), hooks=Hooks())
-    messages = [Message(t, k, h, b.encode(), n) for t, k, h, b, n in json.loads(sys.argv[2])]
-    publisher.send(messages)
-    waiting = len(messages)
-    while waiting:
-        waiting -= sum(outcome.error is None for outcome in await publisher.outcomes())
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("rule", rules_of(PublisherContract, RedisPublisherBench.features))
+@pytest.mark.parametrize("rule", rules_of(PublisherContract, REDIS_FEATURES))
 async def test_the_redis_publisher_keeps_the_rule(rule: str, redis: Redis) -> None:
     await check(PublisherContract, rule, RedisPublisherBench(redis))
 
 
-@pytest.mark.parametrize("rule", rules_of(PublisherContract, RedisPublisherBench.features))
+@pytest.mark.parametrize("rule", rules_of(PublisherContract, REDIS_FEATURES))
 @pytest.mark.parametrize("redis", ["valkey"], indirect=True)
 async def test_the_redis_publisher_keeps_the_rule_when_it_waits_for_the_disk(rule: str, redis: Redis) -> None:
     await check(PublisherContract, rule, RedisPublisherBench(redis, durable=True))
 
 
-@pytest.mark.parametrize("rule", rules_of(RelayContract, RedisPublisherBench.features))
+@pytest.mark.parametrize("rule", rules_of(RelayContract, REDIS_FEATURES))
 async def test_a_relay_over_redis_keeps_the_rule(rule: str, redis: Redis) -> None:
     await check(RelayContract, rule, RedisPublisherBench(redis))
+
+
+@pytest.mark.parametrize("rule", rules_that_need(RelayContract, "dies"))
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+async def test_a_relay_over_a_mortal_redis_keeps_the_rule(
+    rule: str, kind: str, own_redis: Callable[..., Redis]
+) -> None:
+    await check(RelayContract, rule, RedisPublisherBench(own_redis(kind)))

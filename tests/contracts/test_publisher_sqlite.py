@@ -1,10 +1,7 @@
 """The embedded broker's near end keeps the publisher's contract."""
 
-import asyncio
 import json
-import signal
 import sqlite3
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
@@ -20,6 +17,7 @@ from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
 from pillarbox.testing.contracts.relay import RelayContract
 from pillarbox.testing.contracts.rules import check, rules_of
+from tests.contracts.publish_and_die import publish_and_die
 
 LARGEST = 50_000
 
@@ -71,11 +69,8 @@ class SqlitePublisherBench:
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute(f"PRAGMA max_page_count = {pages + 5}")
 
-    async def fall_silent(self) -> None:
-        raise NotImplementedError
-
-    async def lose_answers(self, count: int | None) -> None:
-        assert count is None
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
+        assert which is None
         self._losing = True
 
     async def come_back(self) -> None:
@@ -85,34 +80,12 @@ class SqlitePublisherBench:
             self._blocker.close()
 
     async def publish_and_die(self, messages: Sequence[Message]) -> None:
-        sent = json.dumps([[*message[:3], message.body.decode(), message.ticket] for message in messages])
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", PUBLISH_AND_DIE, self.path, sent)
-        assert await process.wait() == -signal.SIGKILL
+        await publish_and_die(f"sqlite:///{self.path}", messages)
 
     async def close(self) -> None:
         await self.come_back()
         for publisher in self._opened:
             await publisher.close()
-
-
-PUBLISH_AND_DIE = """
-import asyncio, json, os, signal, sys
-from datetime import timedelta
-from pillarbox.brokers.sqlite import SqlitePublisher
-from pillarbox.core.message import Message
-from pillarbox.telemetry.hooks import Hooks
-
-async def main():
-    publisher = SqlitePublisher(sys.argv[1], publish_timeout=timedelta(seconds=10), hooks=Hooks())
-    messages = [Message(t, k, h, b.encode(), n) for t, k, h, b, n in json.loads(sys.argv[2])]
-    publisher.send(messages)
-    waiting = len(messages)
-    while waiting:
-        waiting -= sum(outcome.error is None for outcome in await publisher.outcomes())
-    os.kill(os.getpid(), signal.SIGKILL)
-
-asyncio.run(main())
-"""
 
 
 @pytest.mark.parametrize("rule", rules_of(PublisherContract, SqlitePublisherBench.features))

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from pillarbox.brokers.stdout import StdoutPublisher
 from pillarbox.core.message import Message
 from pillarbox.ports import Publisher
 from pillarbox.testing.contracts.publisher import PublisherContract, PublisherFeatures
+from pillarbox.testing.contracts.relay import RelayContract
 from pillarbox.testing.contracts.rules import check, rules_of
 
 
@@ -42,12 +44,12 @@ class StdoutBench:
         *lines, _unfinished = self._pipe.getvalue().split("\n")
         return [self._message(json.loads(line)) for line in lines]
 
-    def _message(self, line: dict[str, str]) -> Message:
-        body = base64.b64decode(line["payload_base64"])
-        return Message(line["topic"], line["key"], line["headers"], body)  # type: ignore[arg-type]
-
-    def refused(self, message: Message) -> Message:
-        raise NotImplementedError
+    def _message(self, line: dict[str, Any]) -> Message:
+        if "payload" in line:
+            body = json.dumps(line["payload"], separators=(",", ":")).encode()
+        else:
+            body = base64.b64decode(line["payload_base64"])
+        return Message(line["topic"], line["key"], line["headers"], body)
 
     async def go_away(self) -> None:
         self._pipe.room = 0
@@ -55,17 +57,8 @@ class StdoutBench:
     async def go_away_midway(self) -> None:
         self._pipe.room = 20_000
 
-    async def fall_silent(self) -> None:
-        raise NotImplementedError
-
-    async def lose_answers(self, count: int | None) -> None:
-        raise NotImplementedError
-
     async def come_back(self) -> None:
         self._pipe.room = None
-
-    async def publish_and_die(self, messages: Sequence[Message]) -> None:
-        raise NotImplementedError
 
     async def close(self) -> None:
         for publisher in self._opened:
@@ -75,3 +68,8 @@ class StdoutBench:
 @pytest.mark.parametrize("rule", rules_of(PublisherContract, StdoutBench.features))
 async def test_the_stdout_publisher_keeps_the_rule(rule: str) -> None:
     await check(PublisherContract, rule, StdoutBench())
+
+
+@pytest.mark.parametrize("rule", rules_of(RelayContract, StdoutBench.features))
+async def test_a_relay_over_stdout_keeps_the_rule(rule: str) -> None:
+    await check(RelayContract, rule, StdoutBench())

@@ -19,8 +19,10 @@ LEASE = 1.0
 
 
 class NatsSubscriberBench:
-    # A key is no part of a subject, so NATS cannot share keys out: what that means is in test_nats_members.py.
-    features = SubscriberFeatures(tells_redelivery=True, notices_death=True, expels=True, goes_away=True)
+    # A key is no part of a subject, so NATS cannot share keys out.
+    features = SubscriberFeatures(
+        stands_by=True, tells_redelivery=True, notices_death=True, expels=True, goes_away=True
+    )
 
     def __init__(self, server: Nats, proxy: FaultProxy) -> None:
         self.server, self.proxy = server, proxy

@@ -1,9 +1,12 @@
 """Topics of one test on a Kafka that others share: names get a prefix, which nobody sees."""
 
+import json
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
@@ -137,3 +140,20 @@ def end(reader: Consumer, topic: str, number: int) -> int:
         except KafkaException:
             if time.monotonic() > deadline:
                 raise
+
+
+def check_arrived(server: Kafka, topic: str, expected: int) -> int:
+    """See that nothing is lost and first copies are in order per aggregate; give how many copies there are."""
+    ids: set[str] = set()
+    numbers: dict[str, list[int]] = defaultdict(list)
+    found = records_of(server, topic)
+    for record in found:
+        pairs: Any = record.headers()
+        headers = {name: value.decode() for name, value in pairs}
+        if headers["id"] not in ids:
+            ids.add(headers["id"])
+            numbers[headers["aggregate_id"]].append(json.loads(record.value() or b"")["n"])
+    assert len(ids) == expected, f"{len(ids)} events of {expected} arrived"
+    for of_one in numbers.values():
+        assert of_one == sorted(of_one)
+    return len(found) - len(ids)

@@ -142,9 +142,9 @@ def next_xid(url: str) -> int:
     return int(run(url, "SELECT pg_snapshot_xmax(pg_current_snapshot())::text")[0][0])
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def until(condition: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     """Wait for something that another process does."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, f"waited too long until {what}"
         time.sleep(0.01)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,12 +17,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it has them
 )
 
 from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher, KafkaSubscriber
-from pillarbox.core.entry import Entry
-from pillarbox.core.message import Message, decode, encode
+from pillarbox.core.message import Message, encode
 from pillarbox.errors import BrokerUnavailable, ConfigError, PublishError, PublishRejected
 from pillarbox.testing.contracts.publisher import answers, batch, bodies, same
 from pillarbox.testing.contracts.subscriber import receive
 from servers.kafka import Kafka
+from tests.integration.an_entry import an_entry, check_cloudevent, check_delivery
 from tests.integration.kafka_topics import Publisher, Topics
 
 MakePublisher = Callable[..., Publisher]
@@ -260,12 +260,7 @@ async def test_the_cloudevents_sdk_reads_our_events(
     (record,) = topics.records()
     headers: Any = record.headers()
     event = read(KafkaMessage(dict(headers), record.key(), record.value() or b""), JSONFormat())
-    assert event.get_id() == an_entry().event_id
-    assert event.get_type() == "OrderPlaced"
-    assert event.get_subject() == "Größe 7"
-    assert event.get_datacontenttype() == "application/json"
-    assert event.get_extension("partitionkey") == "Größe 7"
-    assert event.get_data() == {"total": 42}
+    check_cloudevent(event)
 
 
 @pytest.mark.parametrize("format", ["plain", "cloudevents", "cloudevents-structured"])
@@ -277,11 +272,7 @@ async def test_our_own_subscriber_reads_every_format(
     subscriber = subscriber_of(kafka, topics, "order-events")
     (delivery,) = await receive(subscriber, 1)
     await subscriber.close()
-    event = decode(delivery)
-    assert (str(event.id), event.type, event.payload) == (an_entry().event_id, "OrderPlaced", {"total": 42})
-    assert event.aggregate == ("order", "Größe 7")
-    assert event.headers == {"shop": "Zürich"}
-    assert delivery.message.key == "Größe 7"
+    check_delivery(delivery)
 
 
 async def test_a_setting_that_librdkafka_does_not_know_is_told_by_its_name(publisher: MakePublisher) -> None:
@@ -310,22 +301,3 @@ def allow(kafka: Kafka, user: str, topic: str) -> None:
     admin = kafka.admin()
     for done in admin.create_acls([allowed]).values():
         done.result(10)
-
-
-def an_entry() -> Entry:
-    return Entry(
-        position=1,
-        event_id="01890a5d-ac96-774b-bcce-b302099a8057",
-        aggregate_type="order",
-        aggregate_id="Größe 7",
-        event_type="OrderPlaced",
-        topic="order-events",
-        data='{"total": 42}',
-        content_type=None,
-        headers='{"shop": "Zürich"}',
-        idempotency_key=None,
-        number=None,
-        available_at=None,
-        occurred_at=None,
-        created_at=datetime(2026, 11, 16, tzinfo=UTC),
-    )

@@ -19,8 +19,8 @@ from pillarbox.errors import BrokerUnavailable
 from pillarbox.testing.contracts.publisher import answers, batch, bodies
 from pillarbox.testing.contracts.subscriber import receive, texts
 from servers.kafka import Kafka
-from tests.integration.kafka_shop import KafkaShop, until
 from tests.integration.kafka_topics import Topics
+from tests.integration.relay_shop import RelayShop, until
 
 QUICK = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 200}
 MakeMember = Callable[[], KafkaSubscriber]
@@ -134,7 +134,7 @@ async def test_a_member_that_may_not_join_the_group_says_so(kafka: Kafka, topics
 async def test_an_event_goes_from_an_outbox_through_kafka_into_an_inbox_once(
     kafka: Kafka, topics: Topics, tmp_path: Path
 ) -> None:
-    shop = KafkaShop(tmp_path / "shop.db")
+    shop = RelayShop(tmp_path / "shop.db")
     await shop.open()
     orders = topics.full("orders")
     shop.add(500, topic=orders)

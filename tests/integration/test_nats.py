@@ -4,7 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import nats
@@ -13,8 +13,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_binary, from_struct
 from cloudevents.core.formats.json import JSONFormat
 
 from pillarbox.brokers.nats import NatsOptions, NatsPublisher, NatsSubscriber
-from pillarbox.core.entry import Entry
-from pillarbox.core.message import Message, decode, encode
+from pillarbox.core.message import Message, encode
 from pillarbox.errors import (
     BrokerUnavailable,
     ConfigError,
@@ -27,6 +26,7 @@ from pillarbox.testing.contracts.publisher import answers, batch, bodies, same
 from pillarbox.testing.contracts.subscriber import receive
 from servers.nats import Nats, ask, delete_streams, make_stream
 from tests.conftest import installed
+from tests.integration.an_entry import an_entry, check_cloudevent, check_delivery
 from tests.integration.nats_streams import raw_messages, stored_in
 
 MakePublisher = Callable[..., NatsPublisher]
@@ -342,7 +342,7 @@ async def test_the_cloudevents_sdk_reads_a_binary_event(url: str, publisher: Mak
     await make_stream(url, "TEST", "order-events")
     await publish(publisher(), encode(an_entry(), 1, "cloudevents"))
     ((_, headers, body),) = await raw_messages(url, "TEST")
-    check_event(from_binary(HTTPMessage(headers, body), JSONFormat()))
+    check_cloudevent(from_binary(HTTPMessage(headers, body), JSONFormat()))
     assert headers["Nats-Msg-Id"] == an_entry().event_id
 
 
@@ -350,7 +350,7 @@ async def test_the_cloudevents_sdk_reads_a_structured_event(url: str, publisher:
     await make_stream(url, "TEST", "order-events")
     await publish(publisher(), encode(an_entry(), 1, "cloudevents-structured"))
     ((_, headers, body),) = await raw_messages(url, "TEST")
-    check_event(from_structured(HTTPMessage(headers, body), JSONFormat()))
+    check_cloudevent(from_structured(HTTPMessage(headers, body), JSONFormat()))
     assert headers["Nats-Msg-Id"] == an_entry().event_id
 
 
@@ -361,39 +361,7 @@ async def test_our_own_subscriber_reads_every_format(url: str, publisher: MakePu
     subscriber = NatsSubscriber(NatsOptions.read("nats", url[5:], {}), consumer="billing", topics=["order-events"])
     (delivery,) = await receive(subscriber, 1)
     await subscriber.close()
-    event = decode(delivery)
-    assert (str(event.id), event.type, event.payload) == (an_entry().event_id, "OrderPlaced", {"total": 42})
-    assert event.aggregate == ("order", "Größe 7")
-    assert event.headers == {"shop": "Zürich"}
-    assert delivery.message.key == "Größe 7"
-
-
-def an_entry() -> Entry:
-    return Entry(
-        position=1,
-        event_id="01890a5d-ac96-774b-bcce-b302099a8057",
-        aggregate_type="order",
-        aggregate_id="Größe 7",
-        event_type="OrderPlaced",
-        topic="order-events",
-        data='{"total": 42}',
-        content_type=None,
-        headers='{"shop": "Zürich"}',
-        idempotency_key=None,
-        number=None,
-        available_at=None,
-        occurred_at=None,
-        created_at=datetime(2026, 11, 16, tzinfo=UTC),
-    )
-
-
-def check_event(event: Any) -> None:
-    assert event.get_id() == an_entry().event_id
-    assert event.get_type() == "OrderPlaced"
-    assert event.get_subject() == "Größe 7"
-    assert event.get_datacontenttype() == "application/json"
-    assert event.get_extension("partitionkey") == "Größe 7"
-    assert event.get_data() == {"total": 42}
+    check_delivery(delivery)
 
 
 @pytest.mark.parametrize(

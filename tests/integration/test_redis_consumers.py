@@ -1,13 +1,10 @@
 """Consumer groups on Redis: members that die, hang and lose answers. Nothing is lost and every key keeps its order."""
 
-import asyncio
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from string import ascii_letters
 
@@ -21,9 +18,9 @@ from pillarbox.testing.contracts.publisher import answers, batch
 from pillarbox.testing.contracts.subscriber import receive, texts
 from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
+from tests.integration.members import Plan, kill_members
 
-MEMBER = Path(__file__).with_name("redis_member.py")
-MESSAGES, KEYS, MEMBERS, KILLS = 2000, 40, 3, 5
+PLAN = Plan(messages=2000, members=3, kills=5, copies=2)
 
 
 async def publish(server: Redis, messages: Sequence[Message]) -> None:
@@ -42,99 +39,16 @@ async def member_of(url: str, lease: float = 15) -> AsyncIterator[RedisSubscribe
         await subscriber.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - what other processes do tells nobody
-            await asyncio.sleep(0.01)
-
-
-class Members:
-    """The processes, and what they wrote down. Some kill themselves amid their work; others are killed at any time."""
-
-    def __init__(self, url: str, log: Path, chance: random.Random) -> None:
-        self._command = [sys.executable, str(MEMBER), url, str(log)]
-        self._log, self._chance = log, chance
-        self.kills = 0
-        self._processes = [self._start() for _ in range(MEMBERS)]
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        life = self._chance.randrange(1, 150) if self.kills < KILLS else 0
-        return subprocess.Popen([*self._command, str(life)])
-
-    def replace_the_dead(self) -> bool:
-        """Start those again that have died; tell whether enough have."""
-        for index, process in enumerate(self._processes):
-            if process.poll() is not None:
-                assert process.returncode == -signal.SIGKILL
-                self.kills += 1
-                self._processes[index] = self._start()
-        return self.kills >= KILLS
-
-    def kill_one(self) -> None:
-        self._chance.choice(self._processes).kill()
-
-    def lines(self) -> list[tuple[bool, int, int]]:
-        """Give what was delivered, in order: whether it was marked, its key, its number within the key."""
-        rows = [line.split() for line in self._log.read_text().splitlines()]
-        return [(marked == "1", int(key), int(number)) for marked, key, number in rows]
-
-    def stop(self) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
-
-
-async def publish_slowly(server: Redis) -> None:
-    numbers = [0] * KEYS
-    chance = random.Random(7)
-    for first in range(0, MESSAGES, 200):
-        messages = []
-        for ticket in range(first, first + 200):
-            key = chance.randrange(KEYS)
-            messages.append(
-                Message("orders", f"key {key}", {"id": str(ticket)}, b"%d %d" % (key, numbers[key]), ticket)
-            )
-            numbers[key] += 1
-        await publish(server, messages)
-
-
-def unacknowledged(server: Redis) -> int:
-    with server.client() as client:
-        (group,) = client.xinfo_groups("orders")
-    return int(group["pending"]) + int(group["lag"])
-
-
 async def test_nothing_is_lost_and_every_key_keeps_its_order_while_members_are_killed(
     redis: Redis, tmp_path: Path
 ) -> None:
-    chance = random.Random(redis.kind)
-    members = Members(redis.url(), tmp_path / "deliveries", chance)
-    publishing = asyncio.create_task(publish_slowly(redis))
-    try:
-        for enough in (KILLS // 3, 2 * KILLS // 3):
-            await until(lambda enough=enough: members.replace_the_dead() or members.kills >= enough)  # type: ignore[misc]
-            members.kill_one()
-        await until(members.replace_the_dead)
-        await publishing
-        await until(lambda: members.replace_the_dead() and unacknowledged(redis) == 0)
-    finally:
-        members.stop()
-    check(members.lines())
+    def unacknowledged() -> int:
+        with redis.client() as client:
+            (group,) = client.xinfo_groups("orders")
+        return int(group["pending"]) + int(group["lag"])
 
-
-def check(lines: list[tuple[bool, int, int]]) -> None:
-    """Look at everything that was delivered, in order."""
-    seen = dict.fromkeys(range(KEYS), 0)
-    copies = 0
-    for marked, key, number in lines:
-        assert number <= seen[key], f"key {key}: {number} was delivered before {seen[key]}"
-        if number < seen[key]:
-            copies += 1
-            assert marked, f"key {key}: {number} came again without its mark"
-        else:
-            seen[key] += 1
-    assert sum(seen.values()) == MESSAGES
-    assert copies >= KILLS // 2, "the kills struck nothing in flight"
+    log, chance = tmp_path / "deliveries", random.Random(redis.kind)
+    await kill_members(redis.url(), log, PLAN, chance, partial(publish, redis), unacknowledged)
 
 
 async def test_an_acknowledgement_whose_answer_is_lost_lets_nothing_overtake(
@@ -211,7 +125,7 @@ async def test_a_server_that_was_killed_keeps_the_group(own_redis: Callable[...,
         server.kill()
         with pytest.raises(BrokerUnavailable):
             await member.deliveries(10, 5.0)
-        server.server.start()
+        server.start()
         await member.acknowledge(received[1:2])
         assert texts(await receive(member, 1)) == [b"a4"]
         await member.vanish()

@@ -24,7 +24,7 @@ EVENTS: list[Event[Any]] = [
 ]
 TABLES = (
     "outbox", "ticks", "lanes", "relays", "parked", "numbers", "keys", "pauses", "archive", "audit", "meta", "inbox",
-    "inbox_numbers", "inbox_parked",
+    "inbox_numbers", "inbox_parked", "slot", "notes",
 )  # fmt: skip
 As = Callable[[str], psycopg.Connection]
 
@@ -96,7 +96,7 @@ def test_a_writer_reads_and_changes_nothing(become: As, table: str) -> None:
     writer, name = become("writer"), f"pillarbox_{table}"
     column = {"ticks": "owner", "lanes": "owner", "relays": "name", "meta": "name", "keys": "key", "audit": "who"}
     one = column.get(table, "topic" if table in ("outbox", "parked", "pauses", "archive") else "event_id")
-    one = "last" if table in ("numbers", "inbox_numbers") else one
+    one = "last" if table in ("numbers", "inbox_numbers") else {"slot": "name", "notes": "m"}.get(table, one)
     assert refused(writer, f"SELECT 1 FROM {name}")
     assert refused(writer, f"SELECT {one} FROM {name}")
     assert refused(writer, f"UPDATE {name} SET {one} = {one}")

@@ -19,6 +19,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PLANNED = [
     "adopt",
     "config show",
+    "connector debezium",
     "consume",
     "dead drop",
     "dead list",
@@ -37,7 +38,10 @@ PLANNED = [
     "prune",
     "relay once",
     "relay run",
+    "relay watch",
     "resume",
+    "source log",
+    "source slot",
     "status",
 ]
 

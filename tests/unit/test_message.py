@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -104,7 +104,7 @@ def test_a_structured_cloudevent_holds_bytes_in_base64() -> None:
 
 def test_the_time_of_a_cloudevent_is_when_it_was_added_unless_it_says_when_it_occurred() -> None:
     message = encode(order(occurred_at=None), 9, "cloudevents")
-    assert message.headers["ce_time"] == "2026-03-04T06:00:00Z"
+    assert message.headers["ce_time"] == "2026-03-04T06:00:00.000000Z"
 
 
 def test_a_plain_insert_needs_no_content_type() -> None:
@@ -378,7 +378,7 @@ fuzz = st.text(max_size=12) | st.sampled_from(
 )
 header_names = st.sampled_from(
     ["id", "type", "number", "occurred_at", "content_type", "content-type", "aggregate_id", "ce_specversion", "ce_id",
-     "ce_type", "ce_time", "ce_number", "ce-specversion", "other"]
+     "ce_type", "ce_time", "ce_number", "ce-specversion", "pillarbox-headers", "other"]
 )  # fmt: skip
 documents = st.dictionaries(
     st.sampled_from(["id", "type", "time", "number", "data", "data_base64", "datacontenttype", "specversion", "x"]),
@@ -395,6 +395,55 @@ def test_no_message_raises_anything_but_a_decode_error(headers: dict[str, str], 
 
 def test_an_instant_is_written_with_a_z() -> None:
     assert instant(WHEN) == "2026-03-04T05:06:07.000089Z"
+
+
+@pytest.mark.parametrize("microsecond", [0, 100_000, 10])
+def test_an_instant_always_has_six_digits_behind_the_second_as_debezium_writes_it(microsecond: int) -> None:
+    assert instant(WHEN.replace(microsecond=microsecond)) == f"2026-03-04T05:06:07.{microsecond:06}Z"
+
+
+def test_an_instant_of_another_zone_is_written_in_utc() -> None:
+    assert instant(WHEN.astimezone(timezone(timedelta(hours=2)))) == instant(WHEN)
+
+
+def packed(headers: str, **more: str) -> Delivery:
+    return plain(b"{}", **{"pillarbox-headers": headers} | more)
+
+
+def test_headers_that_debezium_packed_into_one_are_the_events_own_again() -> None:
+    own = {"tenant": "acme", "n": 5, "deep": {"a": 1}, "id": "forged", "Pillarbox-Headers": "{}", "ce_id": "1"}
+    event = decode(packed(json.dumps(own), number="7"))
+    assert event.headers == {"tenant": "acme", "n": "5", "deep": '{"a": 1}'}
+    assert (event.id, event.number) == (ID, 7)
+
+
+def test_both_carriers_give_the_same_headers() -> None:
+    text = json.dumps({"tenant": "acme", "empty": "", "name": "Zoë", "n": None, "pillarbox-replay": "r1"})
+    by_relay = decode(Delivery(encode(order(headers=text), 1)))
+    assert (
+        decode(packed(text)).headers == by_relay.headers == {"tenant": "acme", "empty": "", "name": "Zoë", "n": "null"}
+    )
+
+
+def test_a_header_that_came_beside_the_packed_ones_stays() -> None:
+    assert decode(packed('{"tenant": "acme"}', hop="1", tenant="other")).headers == {"hop": "1", "tenant": "acme"}
+
+
+@pytest.mark.parametrize("headers", ["", "{", "[]", "5", '"x"', "null", "[" * 100_000])
+def test_packed_headers_that_are_no_json_object_are_a_decode_error(headers: str) -> None:
+    with pytest.raises(
+        DecodeError, match="the headers in pillarbox-headers of the message on 'orders' are no JSON obj"
+    ):
+        decode(packed(headers))
+
+
+def test_packed_headers_with_half_a_character_are_a_decode_error() -> None:
+    with pytest.raises(DecodeError, match="on 'orders' hold a lone surrogate, which is no text"):
+        decode(packed('{"a": "\\ud800"}'))
+
+
+def test_an_event_with_malformed_packed_headers_still_has_its_identity() -> None:
+    assert identity(packed("{").message) == (str(ID), "X", "", "")
 
 
 @pytest.mark.parametrize("headers", ['{"a": "\\ud800"}', '{"\\udfff": "a"}', '{"a": "\udcff"}'])

@@ -159,5 +159,5 @@ def test_a_relay_reads_them_from_its_settings() -> None:
 
 def test_a_consumer_says_who_receives_webhooks(tmp_path: Path) -> None:
     inbox = Inbox("billing", lambda: sqlite3.connect(tmp_path / "shop.db"))
-    with pytest.raises(ConfigError, match="received by the endpoint itself"):
+    with pytest.raises(ConfigError, match="is received by its endpoint"):
         Consumer(inbox, topics=["orders"], broker="https://hooks.example/in")

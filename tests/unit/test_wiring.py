@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.message import Message
 from pillarbox.dbapi import Inbox, Outbox
 from pillarbox.settings import InboxSettings
-from pillarbox.wiring import SystemClock, open_admin
+from pillarbox.wiring import BROKERS, SystemClock, open_admin
 
 DATABASE = "sqlite:///shop.db"
 INBOX = Inbox("billing", lambda: sqlite3.connect("billing.db"))
@@ -104,8 +105,13 @@ def test_an_unknown_broker_names_the_known_ones_and_no_secret() -> None:
 
 
 def test_nobody_consumes_from_stdout() -> None:
-    with pytest.raises(ConfigError, match=r"is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats$"):
+    with pytest.raises(ConfigError, match=r"^broker: 'stdout:' is nothing that Pillarbox consumes from: .* stdout$"):
         Consumer(INBOX, broker="stdout:", topics=["order-events"])
+
+
+@pytest.mark.parametrize("module", BROKERS)
+def test_every_broker_is_opened_by_its_module(module: str) -> None:
+    assert callable(import_module(f"pillarbox.brokers.{module}").open_publisher)
 
 
 def test_what_is_no_inbox_is_refused() -> None:

@@ -8,7 +8,19 @@ from typing import NamedTuple, Self
 
 from pillarbox.admin.diagnosis import Finding, diagnose, living
 from pillarbox.errors import PillarboxError, StoreUnavailable
-from pillarbox.ports import Clock, Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Side, Stats, Store
+from pillarbox.ports import (
+    Clock,
+    Pause,
+    Query,
+    Record,
+    RelaySeen,
+    Retention,
+    SchemaStatus,
+    Side,
+    SlotSeen,
+    Stats,
+    Store,
+)
 from pillarbox.settings import Settings
 
 COUNTED = 10_000
@@ -29,6 +41,10 @@ class Report(NamedTuple):
     @property
     def living(self) -> Sequence[RelaySeen]:
         return [] if self.stats is None else living(self.stats.relays, self.now)
+
+    @property
+    def slot(self) -> SlotSeen | None:
+        return None if self.stats is None else self.stats.slot
 
     @property
     def healthy(self) -> bool:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from pillarbox.admin.wording import at, command, counted, resume_command
+from pillarbox.admin.wording import at, command, counted, resume_command, sized
 from pillarbox.core.routing import LANES
 from pillarbox.errors import PillarboxError
-from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, Stats
+from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, SlotSeen, Stats
 from pillarbox.settings import Settings
 from pillarbox.settings.durations import about, write_duration
 from pillarbox.settings.urls import without_secrets
@@ -33,6 +33,7 @@ Kind = Literal[
     "log stopped",
     "parking lot full",
     "relays die",
+    "slot",
 ]
 
 
@@ -67,6 +68,7 @@ def diagnose(
     found = [
         *_stopped(stats, settings),
         *_relays(stats, now, settings),
+        *([] if stats.slot is None else _slot(stats.slot, stats, settings)),
         *_broker(stats.relays, now),
         *(_hold(topic, away, now) for topic, away in held.items()),
         *(_pause(pause, stats, now, settings) for pause in stats.pauses),
@@ -83,8 +85,10 @@ def living(relays: Sequence[RelaySeen], now: datetime) -> Sequence[RelaySeen]:
     return [relay for relay in relays if relay.lease_until >= now]
 
 
-def told(relay: RelaySeen, now: datetime) -> str:
+def told(relay: RelaySeen, now: datetime, slot: SlotSeen | None = None) -> str:
     """Say what a living relay is at."""
+    if slot is not None:
+        return f"relay {relay.owner} watches the replication slot {slot.name}; seen {about(now - relay.seen_at)} ago"
     has = f"holds {counted(relay.lanes, 'lane')}" if relay.lanes else "waits, and holds no lanes"
     return f"relay {relay.owner} {has}; seen {about(now - relay.seen_at)} ago"
 
@@ -145,6 +149,9 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
         return  # one that runs; or no relay could read the log
     seen = max((relay.seen_at for relay in stats.relays), default=None)
     waiting = stats.pending + stats.retrying
+    if stats.slot is not None:
+        yield _unwatched(stats.slot, stats, now, settings)
+        return
     if stats.receives and not waiting and seen is None and stats.last_published_at is None:
         return  # a consumer's database: nobody adds events here
     if seen is not None and now - seen < JUST_NOW:
@@ -159,6 +166,47 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
         line += f"; {_events(waiting, stats.pending_exact)} waiting"
     cure = command("relay run", settings, broker=True)
     yield Finding("problem" if waiting else "note", "no relay", line, (cure,))
+
+
+def _unwatched(slot: SlotSeen, stats: Stats, now: datetime, settings: Settings) -> Finding:
+    """Say that nobody keeps the books; the events may flow all the same."""
+    line = f"nobody has watched the replication slot {slot.name} for {about(now - slot.watched_at)}"
+    if stats.pending:
+        line += f": {_events(stats.pending, stats.pending_exact)} pending, unless its reader has carried them since"
+    return Finding("problem" if stats.pending else "note", "no relay", line, (command("relay watch", settings),))
+
+
+def _slot(slot: SlotSeen, stats: Stats, settings: Settings) -> Iterator[Finding]:
+    """Say how the slot stands whose reader carries the events."""
+    if slot.trouble is not None:
+        yield Finding("problem", "slot", _doubted(slot, stats), (command(f"source slot {slot.name}", settings),))
+    elif slot.at_risk:
+        line = (
+            f"PostgreSQL is about to remove WAL that the replication slot {slot.name} needs ({sized(slot.kept)} are"
+            " kept for it): let its reader catch up now, or raise max_slot_wal_keep_size"
+        )
+        yield Finding("problem", "slot", line)
+    elif not slot.is_read:
+        line = f"nobody reads the replication slot {slot.name}; {sized(slot.kept)} of WAL are kept for it"
+        if stats.pending:
+            line += f", and {_events(stats.pending, stats.pending_exact)} waiting"
+        yield Finding("problem" if stats.pending else "note", "slot", f"{line}: look after the connector")
+    else:
+        line = f"the reader of the replication slot {slot.name} carries the events; it is {sized(slot.behind)} behind"
+        yield Finding("note", "slot", line)
+
+
+def _doubted(slot: SlotSeen, stats: Stats) -> str:
+    line = (
+        f"the replication slot {slot.name} {slot.trouble}: its reader may have passed events over, so nothing is"
+        " settled or deleted by it"
+    )
+    if stats.pending:
+        line += (
+            f"; {_events(stats.pending, stats.pending_exact)} pending: let the connector read the table anew, or let a"
+            " relay publish them (stop the connector, `pillarbox source log`, `pillarbox relay once`)"
+        )
+    return f"{line}; when nothing is missing any more, name the slot again"
 
 
 def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
@@ -238,10 +286,13 @@ def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
     age, limit = now - stats.oldest_pending_at, settings.health.oldest_pending
     if age <= limit:
         return []
-    line = (
-        f"the oldest pending event has waited {about(age)}, longer than {write_duration(limit)}: "
+    why = (
         "the relay is slower than the writers, or stuck"
+        if stats.slot is None
+        else "the connector is slower than the writers or stuck, or it confirms nothing while no events come:"
+        " a heartbeat mends that (`pillarbox connector debezium --heartbeat 10`)"
     )
+    line = f"the oldest pending event has waited {about(age)}, longer than {write_duration(limit)}: {why}"
     cure = command("events list --status pending --oldest-first", settings)
     return [Finding("problem", "old", line, (cure,))]
 

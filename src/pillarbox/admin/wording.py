@@ -12,6 +12,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def sized(count: int) -> str:
+    """Write a number of bytes in one unit, rounded: "512 bytes", "20 MB"."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}" if count < 10 * size else f"{count // size:,} {unit}"
+    return counted(count, "byte")
+
+
 def at(instant: datetime) -> str:
     """Write an instant, to the second."""
     return f"{instant:%Y-%m-%d %H:%M:%S} UTC"

@@ -10,13 +10,15 @@ subscriber, `crash` and `expel`.
 import asyncio
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from itertools import count
 from operator import itemgetter
 from typing import NamedTuple
 
+from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.partitions import (
     PARTITIONS,
     Held,
@@ -31,6 +33,7 @@ from pillarbox.brokers.sends import Send, Sends
 from pillarbox.core.message import Delivery, Message
 from pillarbox.errors import BrokerUnavailable, PublishError
 from pillarbox.ports import Outcome
+from pillarbox.settings.urls import Url
 
 TIMEOUT = timedelta(seconds=10)
 
@@ -86,7 +89,7 @@ class MemoryBroker:
         """Seconds until a send arrives; asked once for each."""
         self._down_after: int | None = None
         self._refusals: list[tuple[Callable[[Message], bool], PublishError]] = []
-        self._answers_to_lose = 0
+        self._unanswered: set[int] = set()
 
     def refuse(self, predicate: Callable[[Message], bool], error: PublishError) -> None:
         """Answer with `error` instead of storing every message that `predicate` picks, until `heal`."""
@@ -96,9 +99,11 @@ class MemoryBroker:
         """Go down once `count` more messages are stored, be it in the middle of a send."""
         self._down_after = count
 
-    def lose_answers(self, count: int) -> None:
-        """Store the next `count` messages without an answer: the publish timeout answers for them."""
-        self._answers_to_lose = count
+    def lose_answers(self, which: int | Iterable[int]) -> None:
+        """Store messages without an answer, for which the publish timeout answers then: the next so many, or those with
+        these numbers, the next one being 0."""
+        numbers = range(which) if isinstance(which, int) else which
+        self._unanswered = {len(self._log) + number for number in numbers}
 
     def publisher(self) -> "MemoryPublisher":
         """Give a new near end."""
@@ -120,8 +125,7 @@ class MemoryBroker:
             error = self._judge(message, held_back)
             if error is None:
                 self.store(message)
-                if self._answers_to_lose:
-                    self._answers_to_lose -= 1
+                if len(self._log) - 1 in self._unanswered:
                     continue
             elif self.prefix_safe and message.key is not None:
                 held_back.add((message.topic, message.key))
@@ -306,3 +310,17 @@ class MemorySubscriber:
         del self._held[partition]
         self._group.row(partition).owner = None
         self._broker.wake()
+
+
+def open_publisher(given: Given) -> Publishers:
+    return _broker_of(given.url).publisher
+
+
+def open_subscriber(given: Given) -> Subscribers:
+    return _broker_of(given.url).subscriber
+
+
+@cache
+def _broker_of(url: Url) -> MemoryBroker:
+    """Give the broker in this process's memory: relay and consumer must meet in the same one."""
+    return MemoryBroker()

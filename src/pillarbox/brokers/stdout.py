@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TextIO
 
 from pillarbox.brokers.calls import Calls
+from pillarbox.brokers.given import Given, Publishers
 from pillarbox.brokers.worker import Worker
 from pillarbox.core.message import Message
 from pillarbox.core.payload import JSON, check_json, is_json
@@ -87,3 +88,7 @@ def _json_text(message: Message) -> str | None:
         return None
     # In JSON a line break stands between tokens only, so this changes no value.
     return text.replace("\n", " ").replace("\r", " ")
+
+
+def open_publisher(given: Given) -> Publishers:
+    return lambda: StdoutPublisher(sys.stdout, publish_timeout=given.publish_timeout)

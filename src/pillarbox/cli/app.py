@@ -8,7 +8,21 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 
 from pillarbox import __version__
-from pillarbox.cli import adopt, config, consume, dead, demo, events, migrate, prune, relay, status, topics
+from pillarbox.cli import (
+    adopt,
+    config,
+    connector,
+    consume,
+    dead,
+    demo,
+    events,
+    migrate,
+    prune,
+    relay,
+    source,
+    status,
+    topics,
+)
 from pillarbox.cli.output import ExitCode, say
 from pillarbox.errors import PillarboxError
 from pillarbox.settings.urls import with_quiet_urls, without_secrets
@@ -29,6 +43,7 @@ app.command("init")(config.init)
 app.add_typer(migrate.app, name="migrate")
 app.command("status")(status.status)
 app.add_typer(relay.app, name="relay")
+app.add_typer(source.app, name="source")
 app.command("pause")(topics.pause)
 app.command("resume")(topics.resume)
 app.command("consume")(consume.consume)
@@ -36,6 +51,7 @@ app.add_typer(events.app, name="events")
 app.add_typer(dead.app, name="dead")
 app.command("prune")(prune.prune)
 app.command("adopt")(adopt.adopt)
+app.add_typer(connector.app, name="connector")
 app.add_typer(config.app, name="config")
 
 

@@ -244,6 +244,16 @@ def stats_json(stats: Stats, living: Sequence[RelaySeen]) -> dict[str, Any]:
             }
             for r in stats.relays
         ],
+        "slot": stats.slot
+        and {
+            "name": stats.slot.name,
+            "trouble": stats.slot.trouble,
+            "is_read": stats.slot.is_read,
+            "behind_bytes": stats.slot.behind,
+            "kept_bytes": stats.slot.kept,
+            "at_risk": stats.slot.at_risk,
+            "watched_at": stats.slot.watched_at,
+        },
     }
 
 

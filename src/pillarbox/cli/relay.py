@@ -19,7 +19,7 @@ from pillarbox.settings import Settings
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.telemetry.logging import LogMoments, log_to, logger
-from pillarbox.wiring import Relay
+from pillarbox.wiring import Relay, Watch
 
 app = typer.Typer(help="Carry events from the outbox to the broker.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -74,6 +74,20 @@ def once(*, settings: Settings, json: Json = False) -> None:
     for pause in asyncio.run(_left(settings)):
         cure = f"`{resume_command(pause.topic, settings)}` lets it flow again"
         logger.warning("topic %s is paused by %s: its events were left; %s", pause.topic, told(pause), cure)
+
+
+@app.command()
+@with_settings("database")
+def watch(*, settings: Settings, json: Json = False) -> None:
+    """Keep status and retention while Debezium carries the events.
+
+    Or whoever reads the replication slot that `pillarbox source slot` has named. Publishes nothing. Logs to stderr,
+    with --json as JSON lines. PostgreSQL only.
+    """
+    watch = Watch(settings)
+    log_to(as_json=json)
+    watch.run_forever()
+    logger.info("stopped")
 
 
 async def _left(settings: Settings) -> Sequence[Pause]:

@@ -32,7 +32,7 @@ def status(*, settings: Settings, json: Json = False) -> None:
         for finding in report.findings:
             _print(finding)
         for relay in report.living:
-            _print_marked("note", told(relay, report.now))
+            _print_marked("note", told(relay, report.now, report.slot))
     if not report.healthy:
         raise typer.Exit(ExitCode.UNHEALTHY)
 

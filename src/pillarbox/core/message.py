@@ -7,6 +7,9 @@
 A reader recognises the format from the message itself, never from settings. Brokers whose own CloudEvents binding
 spells the prefix otherwise rename it in their file; the reader knows all of the spellings. CloudEvents have one time:
 where an event does not say when it occurred, that is when it was added.
+
+What Debezium's EventRouter carried out of the same table is plain too, but for one thing: it cannot spread a column
+over many headers, so the event's own ones are all in PACKED_HEADERS, as the JSON object of the column.
 """
 
 import base64
@@ -19,12 +22,13 @@ from urllib.parse import quote
 from uuid import UUID
 
 from pillarbox.core.entry import Entry
-from pillarbox.core.event import RESERVED_HEADERS, Event
+from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event
 from pillarbox.core.payload import JSON, check_json, from_bytes, is_json
 from pillarbox.errors import DecodeError, EncodeError
 
 STRUCTURED = "application/cloudevents+json"
 REPLAY_HEADER = "pillarbox-replay"
+PACKED_HEADERS = "pillarbox-headers"
 _CE_PREFIXES = ("ce_", "ce-", "cloudEvents:", "cloudEvents_")
 _CE_EXTENSIONS = {
     "aggregatetype": "aggregate_type",
@@ -79,21 +83,28 @@ def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
 
 
 def _own_headers(entry: Entry) -> dict[str, str]:
-    text = entry.headers or "{}"
+    try:
+        return _unpacked(entry.headers or "{}")
+    except ValueError as error:
+        raise EncodeError(f"event {entry.event_id}: its headers {error}") from error
+
+
+def _unpacked(text: str) -> dict[str, str]:
+    """Read an event's own headers off the JSON of the column; the names that are ours are not for others to use."""
     try:
         own = {
             name: value if isinstance(value, str) else json.dumps(value)
             for name, value in json.loads(text).items()
-            if name.lower() not in RESERVED_HEADERS and not name.startswith(_CE_PREFIXES)
+            if name.lower() not in RESERVED_HEADERS and not name.lower().startswith(RESERVED_PREFIXES)
         }
         # Half a character, from an escape or from bytes that are no UTF-8, could be given to no broker.
         if "\\u" in text or not text.isascii():
             "".join((*own, *own.values())).encode()
         return own
     except UnicodeEncodeError as error:
-        raise EncodeError(f"event {entry.event_id}: its headers hold a lone surrogate, which is no text") from error
+        raise ValueError("hold a lone surrogate, which is no text") from error
     except (ValueError, AttributeError, RecursionError) as error:
-        raise EncodeError(f"event {entry.event_id}: its headers are no JSON object") from error
+        raise ValueError("are no JSON object") from error
 
 
 def _plain(entry: Entry, body: bytes) -> tuple[dict[str, str], bytes]:
@@ -185,7 +196,7 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
         payload=from_bytes(body, content_type, model_for(type)),
         aggregate=(fields.get("aggregate_type", ""), aggregate_id) if aggregate_id else None,
         topic=delivery.topic,
-        headers=own_headers,
+        headers=_with_unpacked(own_headers, delivery.topic),
         content_type=content_type,
         idempotency_key=fields.get("idempotency_key"),
         occurred_at=occurred_at,
@@ -193,6 +204,17 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
         data=body.decode() if is_json(content_type) else body,
         delivery=delivery,
     )
+
+
+def _with_unpacked(headers: dict[str, str], topic: str) -> dict[str, str]:
+    """Put an event's own headers in the place of the one that Debezium packed them into."""
+    if PACKED_HEADERS not in headers:
+        return headers
+    packed = headers.pop(PACKED_HEADERS)
+    try:
+        return headers | _unpacked(packed)
+    except ValueError as error:
+        raise DecodeError(f"the headers in {PACKED_HEADERS} of the message on {topic!r} {error}") from error
 
 
 def _number(text: str) -> int:
@@ -299,5 +321,5 @@ def _structured_body(document: Mapping[str, Any], content_type: str) -> bytes:
 
 
 def instant(value: datetime) -> str:
-    """Write an instant as RFC 3339 in UTC with a Z."""
-    return value.isoformat().replace("+00:00", "Z")
+    """Write an instant as RFC 3339 in UTC with a Z; always to the microsecond, as Debezium writes it."""
+    return value.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"

@@ -40,6 +40,8 @@ FETCH_EVERY = 0.02
 LOOK_EVERY = 0.25
 IDLE = 0.5
 """How long to wait for a delivery when nothing is going on, in seconds; a stop waits no longer than that."""
+JOINING = 10.0
+"""Seconds that a broker may take to let us into a group, where it says that it has (`joined`). Kafka's take three."""
 
 
 class Consumer(Daemon):
@@ -90,11 +92,15 @@ class Consumer(Daemon):
         try:
             intake.begin()
             self._started.set()
+            now = asyncio.get_running_loop().time
+            quiet_since = begun = now()
             while not self.stopping:
                 idle = await intake.turn(patience)
                 if once and intake.away is not None:
                     raise intake.away
-                if once and idle:
+                if not idle or (not intake.joined and now() < begun + JOINING):
+                    quiet_since = now()
+                elif once and now() >= quiet_since + patience:
                     break
             await intake.drain()
         finally:
@@ -117,6 +123,11 @@ class Intake:
         self._unsettled: list[Settlement[Received]] = []
         self._unacknowledged: list[Delivery] = []
         self._told: Counter[Reception] = Counter()
+
+    @property
+    def joined(self) -> bool:
+        """The broker would give us something, if there were anything."""
+        return getattr(self._subscriber, "joined", True)
 
     @property
     def handled(self) -> int:

@@ -27,6 +27,8 @@ _NO_HOST = re.compile(r"""^([^\s/:@?#'"\[]+:)(?!\d*(?:[\s/?#,;)'"]|\Z))[^\s/'"]+
 _SPOKEN = re.compile(r"(?i)\b([\w.-]*(?:password|passwd|pwd|secret|token|api[_-]?key):\s+|bearer\s+)[^\s,;]+")
 # How libpq writes it where it is not a URL.
 _KEYWORDS = re.compile(r"\b(host|hostaddr|port|dbname|user|service)\s*=")
+# The path of a webhook's endpoint is often what lets you in.
+_ENDPOINT = re.compile(r"(?i)^(https?://[^/?#\s]*/)[^?#\s]+")
 _A_URL = re.compile(r"\S*://\S*")
 
 
@@ -72,11 +74,15 @@ def without_secrets(text: str) -> str:
     >>> without_secrets("rabbitmq://shop:hunter2@localhost/vhost")
     'rabbitmq://shop:***@localhost/vhost'
     """
-    text = _SPOKEN.sub(rf"\1{HIDDEN}", _SECRET_OPTION.sub(rf"\1{HIDDEN}", text))
+    given, text = text, _SPOKEN.sub(rf"\1{HIDDEN}", _SECRET_OPTION.sub(rf"\1{HIDDEN}", text))
+    if given.count("@") > text.count("@") and "://" in given:
+        # What looks like an option reaches over the end of a password: nobody can tell which is which.
+        return f"{without_secrets(given.partition('://')[0])}://{HIDDEN}"
     if _FILE.fullmatch(text) or _LOGIN.fullmatch(text):
         return text
     first, *rest = (_PASSWORD.sub(rf"\1{HIDDEN}@", part) for part in text.split("://", 1))
-    return "://".join([first, *(part if "@" in part else _NO_HOST.sub(rf"\1{HIDDEN}", part) for part in rest)])
+    shown = "://".join([first, *(part if "@" in part else _NO_HOST.sub(rf"\1{HIDDEN}", part) for part in rest)])
+    return _ENDPOINT.sub(rf"\1{HIDDEN}", shown)
 
 
 def with_quiet_urls(text: str) -> str:

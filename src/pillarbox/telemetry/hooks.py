@@ -41,6 +41,9 @@ class Moment(StrEnum):
     LANES_SHARED = "lanes shared"  # more or fewer than before
     LANES_SUSPECT = "lanes suspect"  # relays died with them
     LANES_LOST = "lanes lost"
+    SLOT_WATCHED = "slot watched"
+    SLOT_PASSED = "slot passed"  # its reader has confirmed more
+    SLOT_DOUBTED = "slot doubted"
     EVENT_DEAD = "event dead"
     EVENT_RETRYING = "event retrying"
     HANDLER_SLOW = "handler slow"
@@ -61,6 +64,9 @@ TOLD = frozenset(
         Moment.LANES_SHARED,
         Moment.LANES_SUSPECT,
         Moment.LANES_LOST,
+        Moment.SLOT_WATCHED,
+        Moment.SLOT_PASSED,
+        Moment.SLOT_DOUBTED,
         Moment.EVENT_DEAD,
         Moment.EVENT_RETRYING,
         Moment.HANDLER_SLOW,

@@ -55,6 +55,14 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.TOPIC_BACK: (logging.INFO, lambda f: f"topic {f.get('topic')} is back"),
     Moment.STORE_AWAY: (logging.WARNING, lambda f: f"the database is away: {f.get('error')}"),
     Moment.STORE_BACK: (logging.INFO, lambda f: "the database is back"),
+    Moment.SLOT_WATCHED: (logging.INFO, lambda f: f"watches the replication slot {f.get('slot')}"),
+    Moment.SLOT_DOUBTED: (
+        logging.ERROR,
+        lambda f: (
+            f"the replication slot {f.get('slot')} {f.get('doubt')}: events may have been passed over, so nothing is"
+            " settled by it any more; `pillarbox status` says what to do"
+        ),
+    ),
     Moment.EVENT_RETRYING: (
         logging.WARNING,
         lambda f: f"{_event(f)} failed and is tried again{_due(f)}: {f.get('error')}",

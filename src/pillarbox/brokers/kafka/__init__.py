@@ -11,8 +11,19 @@ member.py       the consumer's thread: one member of a group
 subscriber.py   the far end
 """
 
+from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.brokers.kafka.publisher import KafkaPublisher
 from pillarbox.brokers.kafka.subscriber import KafkaSubscriber
 
-__all__ = ["KafkaOptions", "KafkaPublisher", "KafkaSubscriber"]
+__all__ = ["KafkaOptions", "KafkaPublisher", "KafkaSubscriber", "open_publisher", "open_subscriber"]
+
+
+def open_publisher(given: Given) -> Publishers:
+    options = KafkaOptions.read(given.url.rest, given.tables.get("kafka", {}))
+    return lambda: KafkaPublisher(options, publish_timeout=given.publish_timeout)
+
+
+def open_subscriber(given: Given) -> Subscribers:
+    options = KafkaOptions.read(given.url.rest, given.tables.get("kafka", {}))
+    return lambda consumer, topics: KafkaSubscriber(options, consumer=consumer, topics=topics)

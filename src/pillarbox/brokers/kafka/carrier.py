@@ -27,7 +27,7 @@ from pillarbox.brokers.kafka.flight import Flight
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.core.message import Message
 from pillarbox.core.retry import words_of
-from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
 from pillarbox.ports import Outcome
 
 SLICE = 0.05
@@ -57,7 +57,6 @@ class Carrier:
         self._batch_size = 0
         self._journal = Journal()
         self._producer: Producer | None = self._make()
-        self._acknowledged_at = 0.0
         self._acknowledges = self._broken = self._closing = False
         self._looked_up: dict[str, PublishError] = {}
 
@@ -286,7 +285,7 @@ class Carrier:
         answers: Answers = []
         for flight in self._flights:
             if flight.stored():
-                self._acknowledged_at, self._acknowledges = time.monotonic(), True
+                self._acknowledges = True
             if outcomes := flight.outcomes():
                 answers.append((flight, outcomes, None))
         self._flights = [flight for flight in self._flights if flight.unanswered > 0]
@@ -302,13 +301,13 @@ class Carrier:
         words = self._words()
         self._purge()
         flights, self._flights = self._flights, []
-        self._answer([(flight, flight.outcomes(), self._too_late(flight, now, words)) for flight in flights])
+        self._answer([(flight, flight.outcomes(), self._too_late(flight, words)) for flight in flights])
         self._throw_away()
 
-    def _too_late(self, flight: Flight, now: float, words: str) -> PublishError:
-        answers_others = flight.acknowledged and self._acknowledged_at > now - self._timeout / 2
-        if now >= flight.deadline and answers_others:
-            return PublishTimeout(f"no answer within {self._timeout:g} s, while others of the same send were answered")
+    def _too_late(self, flight: Flight, words: str) -> BrokerUnavailable:
+        """Say what it means that nobody answered for a record. It is never the record's fault: decision 0016."""
+        if flight.acknowledged:
+            words = "others of the same send were answered: the leader of its partition is away, or slow"
         return BrokerUnavailable(f"Kafka at {self._options.servers} does not answer: {words}")
 
     def _words(self) -> str:

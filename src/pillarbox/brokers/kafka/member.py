@@ -52,6 +52,8 @@ class Member:
         self._journal = Journal()
         self._consumer: Consumer | None = self._make()
         self._probe_at = 0.0
+        self.joined = False
+        """It was told which partitions are its own."""
         self.away: str | None = None
         """Why nothing comes; None while all is well."""
 
@@ -229,6 +231,7 @@ class Member:
     def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Take partitions, and leave word in Kafka that somebody works on them."""
         ours = [Partition(one, str(next(self._epochs))) for one in self._looked_up(consumer, partitions)]
+        self.joined = True
         with self._lock:
             self._held |= {partition.name: partition for partition in ours}
         try:

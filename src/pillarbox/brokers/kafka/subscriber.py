@@ -20,6 +20,11 @@ class KafkaSubscriber:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    @property
+    def joined(self) -> bool:
+        """The group has taken us in; until then nothing comes, and that says nothing."""
+        return self._member.joined
+
     async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
         self._begin()
         try:

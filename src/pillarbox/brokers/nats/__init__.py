@@ -12,8 +12,19 @@
 Only these files import the library nats-py, whose own name is `nats`.
 """
 
+from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.nats.options import NatsOptions
 from pillarbox.brokers.nats.publisher import NatsPublisher
 from pillarbox.brokers.nats.subscriber import NatsSubscriber
 
-__all__ = ["NatsOptions", "NatsPublisher", "NatsSubscriber"]
+__all__ = ["NatsOptions", "NatsPublisher", "NatsSubscriber", "open_publisher", "open_subscriber"]
+
+
+def open_publisher(given: Given) -> Publishers:
+    options = NatsOptions.read(*given.url, given.tables.get("nats", {}))
+    return lambda: NatsPublisher(options, publish_timeout=given.publish_timeout)
+
+
+def open_subscriber(given: Given) -> Subscribers:
+    options = NatsOptions.read(*given.url, given.tables.get("nats", {}))
+    return lambda consumer, topics: NatsSubscriber(options, consumer=consumer, topics=topics)

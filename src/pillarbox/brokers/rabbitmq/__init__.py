@@ -1,7 +1,18 @@
 """The RabbitMQ broker: confirmed publishing to an exchange or to queues, and a durable queue per consumer and topic."""
 
+from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.rabbitmq.address import Address
 from pillarbox.brokers.rabbitmq.publisher import RabbitPublisher
 from pillarbox.brokers.rabbitmq.subscriber import RabbitSubscriber
 
-__all__ = ["Address", "RabbitPublisher", "RabbitSubscriber"]
+__all__ = ["Address", "RabbitPublisher", "RabbitSubscriber", "open_publisher", "open_subscriber"]
+
+
+def open_publisher(given: Given) -> Publishers:
+    address = Address.parse(":".join(given.url), given.tables.get("rabbitmq"))
+    return lambda: RabbitPublisher(address, publish_timeout=given.publish_timeout)
+
+
+def open_subscriber(given: Given) -> Subscribers:
+    address = Address.parse(":".join(given.url), given.tables.get("rabbitmq"))
+    return lambda consumer, topics: RabbitSubscriber(address, consumer=consumer, topics=topics)

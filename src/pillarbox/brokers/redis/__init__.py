@@ -9,7 +9,18 @@ member.py       one member of a consumer group: its share of the partitions
 subscriber.py   the far end: waiting, and handing out
 """
 
+from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.redis.publisher import RedisPublisher
 from pillarbox.brokers.redis.subscriber import RedisSubscriber
 
-__all__ = ["RedisPublisher", "RedisSubscriber"]
+__all__ = ["RedisPublisher", "RedisSubscriber", "open_publisher", "open_subscriber"]
+
+
+def open_publisher(given: Given) -> Publishers:
+    url, options = ":".join(given.url), given.tables.get("redis", {})
+    return lambda: RedisPublisher(url, options=options, publish_timeout=given.publish_timeout, hooks=given.hooks)
+
+
+def open_subscriber(given: Given) -> Subscribers:
+    url, options = ":".join(given.url), given.tables.get("redis", {})
+    return lambda consumer, topics: RedisSubscriber(url, consumer=consumer, topics=topics, options=options)

@@ -7,7 +7,19 @@ subscriber.py   the far end: waiting, and handing to the worker thread
 member.py       one member of a consumer group: its share of the partitions, its positions
 """
 
+from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.sqlite.publisher import SqlitePublisher
 from pillarbox.brokers.sqlite.subscriber import SqliteSubscriber
+from pillarbox.settings.urls import file_of
 
-__all__ = ["SqlitePublisher", "SqliteSubscriber"]
+__all__ = ["SqlitePublisher", "SqliteSubscriber", "open_publisher", "open_subscriber"]
+
+
+def open_publisher(given: Given) -> Publishers:
+    path = file_of("broker", given.url)
+    return lambda: SqlitePublisher(path, publish_timeout=given.publish_timeout, hooks=given.hooks)
+
+
+def open_subscriber(given: Given) -> Subscribers:
+    path, hooks, clock = file_of("broker", given.url), given.hooks, given.clock
+    return lambda consumer, topics: SqliteSubscriber(path, consumer=consumer, topics=topics, hooks=hooks, clock=clock)

@@ -47,11 +47,14 @@ class SqliteSubscriber:
         # A caller that is cancelled here leaves the reading to the next one: what was read is not lost.
         if self._reading is None:
             self._reading = self._in_worker(lambda: self._member.poll(room))
+        reading = self._reading
         try:
-            self._read.extend(await asyncio.shield(self._reading))
+            await asyncio.shield(reading)
         finally:
-            if self._reading.done():
+            if reading.done():  # also for a caller that was cancelled in the very moment
                 self._reading = None
+                if not reading.cancelled() and reading.exception() is None:
+                    self._read.extend(reading.result())
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         places = [delivery.place for delivery in deliveries]

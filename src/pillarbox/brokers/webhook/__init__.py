@@ -11,7 +11,13 @@
 There is no far end: the endpoint is somebody's web application.
 """
 
+from pillarbox.brokers.given import Given, Publishers
 from pillarbox.brokers.webhook.options import WebhookOptions
 from pillarbox.brokers.webhook.publisher import WebhookPublisher
 
-__all__ = ["WebhookOptions", "WebhookPublisher"]
+__all__ = ["WebhookOptions", "WebhookPublisher", "open_publisher"]
+
+
+def open_publisher(given: Given) -> Publishers:
+    options = WebhookOptions.read(":".join(given.url), given.tables.get("webhooks", {}))
+    return lambda: WebhookPublisher(options, publish_timeout=given.publish_timeout)

@@ -29,6 +29,8 @@ STATEMENT_TIMEOUT = 30.0
 """Seconds that a statement may take, unless told otherwise."""
 LOST = "PB001"
 """SQLSTATE of our own functions: what the relay has in memory does not hold any more."""
+NOT_OURS = "PB002"
+"""... somebody else carries the events, and relays must not."""
 _QUIET_NETWORK = {"connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
 _MISCONFIGURED = ("password authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -77,9 +79,10 @@ class Connection:
         """Pid and start of our backend, if no pooler stands between."""
 
     async def open(self) -> None:
-        """Connect. Raises StoreUnavailable or ConfigError."""
+        """Connect, unless it is connected. Raises StoreUnavailable or ConfigError."""
         with failures():
-            await self._connect()
+            if self._connection is None:
+                await self._connect()
 
     async def close(self) -> None:
         """Disconnect."""
@@ -206,6 +209,8 @@ def failures() -> Iterator[None]:
     except psycopg.Error as error:
         if error.sqlstate == LOST:
             raise LaneLost("another relay has taken lanes, or the server is not the one it was") from error
+        if error.sqlstate == NOT_OURS:
+            raise StoreError(_first_line(error)) from error
         raise StoreError(f"PostgreSQL: {_first_line(error)}") from error
 
 

@@ -32,7 +32,7 @@ GRANT SELECT, INSERT, UPDATE ON {p}meta TO {prefix}relay;
 GRANT SELECT, UPDATE ON {p}lanes TO {prefix}relay;
 GRANT SELECT, INSERT, DELETE ON {p}ticks, {p}audit TO {prefix}relay;
 GRANT UPDATE (published, failed) ON {p}ticks TO {prefix}relay;   -- retention sums up what it thins out
-GRANT SELECT, INSERT, UPDATE, DELETE ON {p}relays, {p}parked, {p}pauses, {p}archive TO {prefix}relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON {p}relays, {p}parked, {p}pauses, {p}archive, {p}slot, {p}notes TO {prefix}relay;
 GRANT SELECT, UPDATE, DELETE ON {p}inbox, {p}inbox_numbers, {p}inbox_parked TO {prefix}relay;
 
 GRANT SELECT (
@@ -49,7 +49,7 @@ GRANT SELECT (
 GRANT SELECT (
     id, consumer, event_id, state, line, due_at, attempts, last_error, parked_at, settled_at, topic, key,
     aggregate_type, aggregate_id, event_type) ON {p}inbox_parked TO {prefix}viewer;
-GRANT SELECT ON {p}ticks, {p}lanes, {p}relays, {p}pauses, {p}audit, {p}meta, {p}inbox, {p}inbox_numbers
+GRANT SELECT ON {p}ticks, {p}lanes, {p}relays, {p}pauses, {p}audit, {p}meta, {p}inbox, {p}inbox_numbers, {p}slot, {p}notes
     TO {prefix}viewer;
 
 GRANT SELECT ON {p}events, {p}events_brief TO {prefix}relay;

@@ -9,6 +9,7 @@ from pillarbox.stores.postgres.careful import CRASHES
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.parking import IN_LINE, ROOM
 from pillarbox.stores.postgres.records import Finder
+from pillarbox.stores.postgres.slot import Slot
 
 COUNTED = 10_000
 WALK = 100_000
@@ -24,7 +25,7 @@ class Overview:
     """Counts, the heads of blocked lines, pauses and relays."""
 
     def __init__(self, place: str, finder: Finder) -> None:
-        self._p, self._finder = place, finder
+        self._p, self._finder, self._slot = place, finder, Slot(place)
 
     async def stats(self, connection: Connection) -> Stats:
         """Look at the whole."""
@@ -49,6 +50,7 @@ class Overview:
             stopped=stopped,
             full=await self._full(connection),
             suspect_lanes=await self._suspect_lanes(connection),
+            slot=await self._slot.seen(connection),
         )
 
     async def _pending(

@@ -13,7 +13,7 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost, StoreUnavailable
-from pillarbox.ports import Away, Clock, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
+from pillarbox.ports import Away, Clock, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats, Watched
 from pillarbox.stores.postgres.adopt import adopt
 from pillarbox.stores.postgres.checks import check_server
 from pillarbox.stores.postgres.connection import Connection
@@ -24,6 +24,7 @@ from pillarbox.stores.postgres.mending import Mending
 from pillarbox.stores.postgres.records import Finder
 from pillarbox.stores.postgres.retention import Pruner
 from pillarbox.stores.postgres.schema import Tables
+from pillarbox.stores.postgres.slot import Slot
 from pillarbox.stores.postgres.stats import Overview
 from pillarbox.telemetry.hooks import Hooks
 
@@ -61,6 +62,7 @@ class PostgresStore:
             progress=progress.total_seconds(), window=window,
         )  # fmt: skip
         self._finder = Finder(place)
+        self._slot = Slot(place)
         self._overview = Overview(place, self._finder)
         self._mending = Mending(place, self._finder)
         self._pruner = Pruner(place)
@@ -168,15 +170,19 @@ class PostgresStore:
         return await self._finder.find(self._chores, query)
 
     async def retry(self, query: Query) -> int:
+        if query.side == "outbox":
+            await self._slot.refuse(self._chores, "retry")
         return await self._mending.retry(self._chores, query)
 
     async def drop(self, query: Query) -> int:
         return await self._mending.drop(self._chores, query)
 
     async def replay(self, query: Query) -> int:
+        await self._slot.refuse(self._chores, "replay")
         return await self._mending.replay(self._chores, query)
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
+        await self._slot.refuse(self._chores, "pause")
         return await self._mending.pause(self._chores, topic, who, why)
 
     async def resume(self, topic: str) -> bool:
@@ -187,3 +193,12 @@ class PostgresStore:
 
     async def adopt(self) -> int:
         return await adopt(self._chores, self._place)
+
+    async def watch(self) -> Watched | None:
+        return await self._slot.watch(self._chores)
+
+    async def watch_slot(self, name: str) -> None:
+        await self._slot.begin(self._chores, name)
+
+    async def unwatch(self) -> None:
+        await self._slot.end(self._chores)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pillarbox.brokers.memory import MemoryBroker, MemoryPublisher
 from pillarbox.core.message import Message
-from pillarbox.errors import BrokerUnavailable, PublishTimeout
+from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
 from pillarbox.ports import Outcome
 from pillarbox.testing.contracts.broker_defect import Broken, Defect, into
 
@@ -84,6 +84,7 @@ class DoesNotKnowThatItIsPrefixSafe(MemoryPublisher):
     "test_while_it_is_away_the_outcome_says_so",
     "test_a_silent_broker_is_away_once_the_timeout_has_passed",
     "test_a_send_whose_answer_is_lost_counts_as_away",
+    "test_when_it_goes_away_midway_what_is_not_accepted_is_told_as_away",
 )
 class CountsAnOutageAsAnAttempt(MemoryPublisher):
     async def outcomes(self) -> Sequence[Outcome]:
@@ -93,7 +94,26 @@ class CountsAnOutageAsAnAttempt(MemoryPublisher):
         ]
 
 
-@breaks("test_a_single_lost_answer_is_a_timeout")
+@breaks("test_when_it_goes_away_midway_what_is_not_accepted_is_told_as_away")
+class CountsTheRestOfABrokenSend(MemoryPublisher):
+    async def outcomes(self) -> Sequence[Outcome]:
+        outcomes = await super().outcomes()
+        if all(outcome.error for outcome in outcomes):
+            return outcomes
+        return [Outcome(ticket, PublishError(str(error)) if error else None) for ticket, error in outcomes]
+
+
+@breaks("test_an_answer_for_several_is_for_none_behind_them")
+class TakesAnAnswerForAllThatIsInFlight(MemoryPublisher):
+    def _arrive(self) -> None:
+        _, send = self._travelling.pop(0)
+        answered = self._broker.receive(send.messages)
+        if any(outcome.error is None for outcome in answered):
+            answered = [Outcome(message.ticket, None) for message in send.messages]
+        self._sends.answer(send, answered)
+
+
+@breaks("test_a_single_lost_answer_is_a_timeout", "test_an_answer_for_several_is_for_none_behind_them")
 class TakesASingleLostAnswerForAnOutage(MemoryPublisher):
     async def outcomes(self) -> Sequence[Outcome]:
         return [

@@ -7,6 +7,7 @@ from pillarbox.brokers.memory import MemoryBroker, MemorySubscriber
 from pillarbox.brokers.partitions import Partition
 from pillarbox.core.message import Delivery
 from pillarbox.testing.contracts.broker_defect import Broken, Defect, into
+from pillarbox.testing.contracts.memory_broker import StandbySubscriber
 
 DEFECTS: list[Defect] = []
 breaks = into(DEFECTS)
@@ -215,6 +216,47 @@ class StaysOutOnceExpelled(MemorySubscriber):
             await asyncio.sleep(patience)
             return []
         return await super().deliveries(room, patience)
+
+
+@breaks("test_one_member_has_a_topic_and_the_others_nothing", "test_a_member_that_was_taken_for_dead_stands_by")
+class SharesWhereOneShouldHaveAll(StandbySubscriber):
+    def _balance(self) -> None:
+        MemorySubscriber._balance(self)
+
+
+@breaks(
+    "test_another_takes_over_at_once_when_the_one_that_has_it_dies",
+    "test_another_takes_over_at_once_when_the_one_that_has_it_leaves",
+)
+class DeliversBackwardsToWhoTakesOver(StandbySubscriber):
+    async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
+        deliveries = await super().deliveries(room, patience)
+        return deliveries[::-1] if any(delivery.redelivered for delivery in deliveries) else deliveries
+
+
+@breaks("test_another_takes_over_at_once_when_the_one_that_has_it_dies")
+class KeepsItsTopicInDeath(StandbySubscriber):
+    def crash(self) -> None:
+        self._gone = True
+
+
+@breaks("test_another_takes_over_at_once_when_the_one_that_has_it_leaves")
+class KeepsItsTopicWhenItLeaves(StandbySubscriber):
+    async def close(self) -> None:
+        self._gone = True
+
+
+@breaks("test_a_member_that_was_taken_for_dead_takes_over_in_its_turn")
+class NeverTakesOverOnceExpelled(StandbySubscriber):
+    expelled = False
+
+    def expel(self) -> None:
+        self.expelled = True
+        super().expel()
+
+    def _balance(self) -> None:
+        if not self.expelled:
+            super()._balance()
 
 
 @breaks("test_while_it_is_away_it_says_so")

@@ -1,9 +1,11 @@
 """The memory broker on the bench: how the contracts' faults are asked of it. An example for benches of one's own."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from pillarbox.brokers.memory import MemoryBroker, MemoryPublisher, MemorySubscriber
+from pillarbox.brokers.partitions import PARTITIONS
 from pillarbox.core.message import Message
 from pillarbox.errors import PublishRejected
 from pillarbox.ports import Publisher, Subscriber
@@ -19,10 +21,12 @@ PUBLISHER_FEATURES = PublisherFeatures(
     falls_silent=True,
     loses_answers=True,
     loses_single_answers=True,
+    dies=True,
 )
 SUBSCRIBER_FEATURES = SubscriberFeatures(
     shares_keys=True, tells_redelivery=True, notices_death=True, expels=True, goes_away=True
 )
+STANDBY_FEATURES = replace(SUBSCRIBER_FEATURES, shares_keys=False, stands_by=True)
 
 
 class MemoryPublisherBench:
@@ -54,8 +58,14 @@ class MemoryPublisherBench:
     async def fall_silent(self) -> None:
         self.broker.latency = lambda: 0.7
 
-    async def lose_answers(self, count: int | None) -> None:
-        self.broker.lose_answers(1000 if count is None else count)
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
+        self.broker.lose_answers(1000 if which is None else which)
+
+    async def kill(self) -> None:
+        self.broker.down = True
+
+    async def start_again(self) -> None:
+        self.broker.heal()
 
     async def come_back(self) -> None:
         self.broker.heal()
@@ -105,3 +115,21 @@ class MemorySubscriberBench:
     async def close(self) -> None:
         for subscriber in self._opened:
             await subscriber.close()
+
+
+class StandbySubscriber(MemorySubscriber):
+    """A member that has all of a topic or nothing of it: what others have it leaves to them."""
+
+    def _balance(self) -> None:
+        for topic in self._topics:
+            self._take(topic, PARTITIONS)
+
+
+class StandbySubscriberBench(MemorySubscriberBench):
+    """A bench for a broker that does not share keys out."""
+
+    features = STANDBY_FEATURES
+
+    def subscriber(self, consumer: str, topics: Sequence[str]) -> Subscriber:
+        self._opened.append(StandbySubscriber(self.broker, consumer, topics))
+        return self._opened[-1]

@@ -32,6 +32,8 @@ class PublisherFeatures:
     loses_answers: bool = False
     """It can store a whole send whose answer never comes."""
     loses_single_answers: bool = False
+    dies: bool = False
+    """The bench has a server of its own, which can be killed and started again."""
 
 
 class PublisherBench(Bench, Protocol):
@@ -53,9 +55,14 @@ class PublisherBench(Bench, Protocol):
         """Go away after some twenty kilobytes, or some ten messages, more."""
 
     async def fall_silent(self) -> None: ...
-    async def lose_answers(self, count: int | None) -> None:
-        """Store the next `count` messages (None: all of the next send) without an answer."""
+    async def lose_answers(self, which: Sequence[int] | None) -> None:
+        """Store messages without an answer: those with these numbers, in the broker's own order and the next one being
+        0 (None: all of the next send). What comes before the first of them is answered in as few words as it can be."""
 
+    async def kill(self) -> None:
+        """Let the server die in whatever it is doing."""
+
+    async def start_again(self) -> None: ...
     async def come_back(self) -> None:
         """Be there again, after any of these."""
 
@@ -277,6 +284,13 @@ class PublisherContract:
         assert any(outcome.error for outcome in outcomes), "the bench did not go away"
         assert all(message.body in stored for message in accepted(messages, outcomes))
 
+    @needs("goes_away_midway")
+    async def test_when_it_goes_away_midway_what_is_not_accepted_is_told_as_away(self, bench: PublisherBench) -> None:
+        publisher = bench.publisher()
+        messages = await self._broken_off(bench, publisher)
+        outcomes = await answers(publisher, len(messages))
+        assert set(errors(outcomes).values()) - {None} == {BrokerUnavailable}
+
     @needs("goes_away_midway", "prefix_safe")
     async def test_when_it_goes_away_midway_a_prefix_of_each_key_is_stored(self, bench: PublisherBench) -> None:
         publisher = bench.publisher()
@@ -336,10 +350,22 @@ class PublisherContract:
 
     @needs("loses_single_answers")
     async def test_a_single_lost_answer_is_a_timeout(self, bench: PublisherBench) -> None:
+        await self._loses(bench, "ab", [0])
+
+    @needs("loses_single_answers")
+    async def test_an_answer_for_several_is_for_none_behind_them(self, bench: PublisherBench) -> None:
+        await self._loses(bench, "abcde", [3, 4])
+
+    async def _loses(self, bench: PublisherBench, keys: str, lost: Sequence[int]) -> None:
+        """Lose some of the answers to one send, and check what is told of each message."""
         publisher = bench.publisher()
-        await bench.lose_answers(1)
-        publisher.send(batch("ab"))
-        assert errors(await answers(publisher, 2)) == {1: PublishTimeout, 2: None}
+        await bench.lose_answers(lost)
+        messages = batch(keys)
+        publisher.send(messages)
+        told = errors(await answers(publisher, len(messages)))
+        stored = bodies(await bench.stored())
+        unanswered = {stored[number] for number in lost}
+        assert told == {m.ticket: PublishTimeout if m.body in unanswered else None for m in messages}
 
     async def test_closing_with_sends_in_flight_returns_and_keeps_the_order(self, bench: PublisherBench) -> None:
         publisher = bench.publisher()

@@ -36,6 +36,11 @@ def rules_of(suite: type, features: object) -> list[str]:
     return [name for name in rules if all(getattr(features, f) for f in getattr(getattr(suite, name), "needs", ()))]
 
 
+def rules_that_need(suite: type, feature: str) -> list[str]:
+    """List the rules of a suite that ask for this feature: those that want a bench of their own."""
+    return [name for name in dir(suite) if feature in getattr(getattr(suite, name), "needs", ())]
+
+
 async def check(suite: type, rule: str, bench: Bench) -> None:
     """Run one rule on a bench and clear the bench away."""
     try:

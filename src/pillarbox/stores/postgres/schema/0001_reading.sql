@@ -279,6 +279,14 @@ BEGIN
     -- One after the other: whoever waits for a lane that another one has just taken would not see yet that this one
     -- lives, would take the lane away from it, and count a crash.
     PERFORM pg_advisory_xact_lock(hashtextextended('{p}take', 0));
+    IF EXISTS (SELECT 1 FROM {p}slot) THEN
+        RAISE EXCEPTION USING ERRCODE = 'PB002', MESSAGE = format(
+            'the events of this outbox are carried by the reader of the replication slot %s (since %s UTC, said by %s): a'
+            ' relay would publish them twice; `pillarbox relay watch` keeps status and retention, and once that reader is'
+            ' stopped for good, `pillarbox source log` lets relays carry them again',
+            (SELECT s.name FROM {p}slot s), (SELECT date_trunc('second', s.since AT TIME ZONE 'UTC') FROM {p}slot s),
+            (SELECT s.who FROM {p}slot s));
+    END IF;
     INSERT INTO {p}relays AS r (name, seen_at, expires_at, pid, backend_start)
         SELECT _owner, t.now, t.now + _lease, _pid, _backend_start FROM (SELECT {p}now()) t(now)
     ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at, expires_at = excluded.expires_at, pid = excluded.pid,
