@@ -19,13 +19,15 @@ demo: ## a shop, a relay and a consumer on this machine; kill -9 as they work; n
 test: static servers ## everything but the soak: format, lint, types, import contracts, all tests
 	PILLARBOX_SIMULATIONS=$${PILLARBOX_SIMULATIONS:-300} $(PYTEST) -n 3 --dist worksteal --every-skip-needs-a-reason -m "not soak" tests
 
-soak: servers ## what takes minutes by nature; run it before calling something done
+soak: venv ## what takes minutes by nature; run it before calling something done
+	@.ci/servers all
 	$(PYTEST) -n 2 --dist worksteal --timeout 1800 --every-skip-needs-a-reason -m soak tests
 
 check: static ## format, lint, types, import contracts, unit tests: under a minute
 	$(PYTEST) -q tests/unit
 
-bench: servers ## ratios against the textbook, written to benchmarks/results/latest.json
+bench: venv ## ratios against the textbook, written to benchmarks/results/latest.json
+	@.ci/servers all
 	$(BIN)/python -m benchmarks $(ARGS)
 
 lock: venv ## compile the locks anew: newest versions, hashes, no host names

@@ -133,7 +133,7 @@ def redis_at() -> Iterator[Callable[[str], Redis]]:
         yield functools.cache(lambda kind: servers.enter_context(installed(lambda: Redis(kind))))
 
 
-@pytest.fixture(params=["redis", "valkey"])
+@pytest.fixture(params=["redis", pytest.param("valkey", marks=pytest.mark.soak)])
 def redis(request: pytest.FixtureRequest, redis_at: Callable[[str], Redis]) -> Redis:
     """Redis, and once more Valkey: empty, and shared with other tests."""
     server = redis_at(request.param)
@@ -228,9 +228,13 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+ON_JAVA = {"kafka", "kafka_connect"}
+"""Fixtures that start Kafka: to fetch and to start that takes minutes."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).with_name("soak") in item.path.parents:
+        if Path(__file__).with_name("soak") in item.path.parents or ON_JAVA & set(getattr(item, "fixturenames", ())):
             item.add_marker("soak")
 
 

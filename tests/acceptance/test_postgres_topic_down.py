@@ -24,7 +24,7 @@ def shop(database: str, tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("how", ["away", "late"])
+@pytest.mark.parametrize("how", ["away", pytest.param("late", marks=pytest.mark.soak)])
 def test_the_events_of_other_topics_wait_for_no_more_than_the_lease_and_two_seconds(
     shop: Shop, how: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -24,6 +24,7 @@ async def test_nothing_is_lost_invented_or_out_of_order_under_kills(
     assert outcome.report.copies <= outcome.most_copies
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(180)
 async def test_retention_under_load_and_kills_removes_nothing_that_is_not_settled(
     own_postgres: Callable[[str], Postgres], tmp_path: Path, record_property: Callable[[str, object], None]

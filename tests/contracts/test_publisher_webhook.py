@@ -84,6 +84,7 @@ async def test_a_relay_over_webhooks_keeps_the_rule(
     await check(RelayContract, rule, WebhookBench(webhook_receiver, proxy, PARALLEL))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("rule", rules_that_need(RelayContract, "dies"))
 async def test_a_relay_over_mortal_webhooks_keeps_the_rule(rule: str) -> None:
     with installed(WebhookReceiver) as receiver, FaultProxy(receiver.port) as proxy:

@@ -7,6 +7,7 @@ no careful mode               after three dead holders in a row events go one at
 acquitted on arrival          what a lane counts begins anew only when what may have killed its holders has passed
 acquitted as it moves         and not when its position has moved a little
 progress now and then         progress is stored before there is more of it than careful mode searches
+progress without what comes   that counts what is being settled
 careful on the main way only  also a topic with a way of its own goes one at a time
 suspected for ever            what failed and is tried again is not what killed a relay
 acquitted beside the lot      not while something out of the parking lot is due or in flight
@@ -67,6 +68,7 @@ MUTANTS: dict[str, Mutant] = {
     "acquitted on arrival": InSource(Careful, "_has_passed", {"self._reach": "0"}),
     "acquitted as it moves": InSource(Careful, "_has_passed", {"self._reach": "1"}),
     "progress now and then": InSource(Settling, "_is_due", {"enough or": ""}),
+    "progress without what comes": InSource(Settling, "record", {"_is_due(len(settlements))": "_is_due()"}),
     "careful on the main way only": InSource(Positions, "_way", {"max(": "0 if topic else max("}),
     "suspected for ever": InPython(Careful, "landed", _suspects_for_ever),
     "acquitted beside the lot": InSource(Reading, "entries", {"not found and not self._lot.is_out": "True"}),
@@ -119,6 +121,19 @@ async def an_event_that_kills_every_relay_is_found_deep_in_a_backlog(bench: Benc
     bench.add("Killer")
     published = await _with_a_killer(bench, "Killer", room=1, window=20, progress=timedelta(hours=1))
     assert list(dict.fromkeys(published)) == [f"E{index}" for index in range(45)]
+
+
+@CASES.notices("progress now and then", "progress without what comes")
+async def of_what_is_settled_less_than_a_window_is_not_stored(bench: Bench) -> None:
+    window = 20
+    for index in range(3 * window):
+        bench.add(f"E{index}", of=str(index))
+    first = await bench.holder("first", window=window, progress=timedelta(hours=1))
+    for count in (window - 1, window):
+        await settle(first, await first.entries(count))
+    second = await bench.takeover(first, "second")
+    repeated = [entry.event_type for entry in await second.entries(3 * window)].index(f"E{2 * window - 1}")
+    assert repeated < window, "an event that kills may be beyond what careful mode searches"
 
 
 @CASES.notices("no careful mode", "careful on the main way only")

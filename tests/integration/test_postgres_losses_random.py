@@ -20,7 +20,7 @@ from pillarbox.core.routing import LANES, Topic, Topics
 from pillarbox.core.window import Window
 from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Query, Retention
-from pillarbox.stores.postgres import log
+from pillarbox.stores.postgres import reading
 from tests.integration.postgres_bench import Bench, InSql, Transaction, opened
 
 TOPICS = ("orders", "invoices", "letters")
@@ -376,7 +376,7 @@ async def bench(database: str) -> AsyncIterator[Bench]:
 async def run(bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch) -> World:
     """Work at random, then publish what is left, and judge."""
     bench.break_rule(InSql("take", {"ORDER BY random()": "ORDER BY lane"}), monkeypatch)  # else a seed does not repeat
-    monkeypatch.setattr(log, "STALE", 0 if seed % 2 else 1e9)
+    monkeypatch.setattr(reading, "STALE", 0 if seed % 2 else 1e9)
     world = World(bench, seed)
     for _ in range(2 + seed % 2):
         await world.start()

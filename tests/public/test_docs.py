@@ -232,7 +232,15 @@ def shop_on_postgres(postgres: RunningPostgres, monkeypatch: pytest.MonkeyPatch)
     postgres.drop_database("shop")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def runs_java(page: Path) -> bool:
+    return "servers.kafka" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.soak) if runs_java(page) else page for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_the_code_on_a_page_runs(
     page: Path, tmp_path: Path, record_property: Any, request: pytest.FixtureRequest
 ) -> None:

@@ -23,7 +23,7 @@ def skipping(reason: str) -> str:
     return f"import pytest\n\n@pytest.mark.skip(reason={reason!r})\ndef test_it(): ...\n\ndef test_more(): ...\n"
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.soak), 1])
 @pytest.mark.parametrize("reason", ["later", "needs a holiday: soon", "needs SQLAlchemy: it is in the lock"])
 def test_a_skip_that_is_needless_fails_the_run(tmp_path: Path, reason: str, workers: int) -> None:
     result = run_tests(tmp_path, skipping(reason), "--every-skip-needs-a-reason", "-n", str(workers))

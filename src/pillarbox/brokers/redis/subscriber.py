@@ -87,10 +87,12 @@ class RedisSubscriber:
         looking = self._looking or asyncio.create_task(self._member.poll(room), name="poll of a redis consumer")
         self._looking = looking
         try:
-            self._read.extend(await asyncio.shield(looking))
+            await asyncio.shield(looking)
         finally:
-            if looking.done():
+            if looking.done():  # also for a caller that was cancelled in the very moment
                 self._looking = None
+                if not looking.cancelled() and looking.exception() is None:
+                    self._read.extend(looking.result())
 
     async def _wait(self, seconds: float) -> None:
         """Wait until something is added to one of the streams, at most so long."""
