@@ -255,6 +255,27 @@ class Cases:
         """The mutants that no story names."""
         return set(self._mutants) - {mutant for _, mutants in self._stories.values() for mutant in mutants}
 
+    def tests(self) -> tuple[Callable[..., Any], Callable[..., Any], Callable[[], None]]:
+        """Make the three tests of a file: every story holds, each is missed by its mutants, and no mutant by all."""
+
+        @VERSIONS
+        @pytest.mark.parametrize("story", self.sound)
+        async def test_the_rule_holds(story: Story, bench: Bench) -> None:
+            await story(bench)
+
+        @pytest.mark.parametrize(("story", "mutant"), self.broken)
+        async def test_the_rule_is_missed(
+            story: Story, mutant: Mutant, bench: Bench, monkeypatch: pytest.MonkeyPatch
+        ) -> None:
+            bench.break_rule(mutant, monkeypatch)
+            with pytest.raises((AssertionError, pytest.fail.Exception)):
+                await story(bench)
+
+        def test_every_mutant_is_noticed_somewhere() -> None:
+            assert not self.unnoticed
+
+        return test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere
+
 
 def names(entries: Iterable[Entry]) -> list[str]:
     """List entries by their types."""

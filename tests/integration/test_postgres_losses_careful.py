@@ -36,13 +36,11 @@ from pillarbox.stores.postgres.positions import Positions
 from pillarbox.stores.postgres.reading import Reading
 from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
-    VERSIONS,
     Bench,
     Cases,
     InPython,
     InSource,
     Mutant,
-    Story,
     names,
     opened,
     publish,
@@ -302,18 +300,4 @@ async def an_event_that_was_about_to_be_sent_when_relays_were_stopped_is_innocen
     assert await publish(store) == ["First"]
 
 
-@VERSIONS
-@pytest.mark.parametrize("story", CASES.sound)
-async def test_the_rule_holds(story: Story, bench: Bench) -> None:
-    await story(bench)
-
-
-@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
-async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.break_rule(mutant, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await story(bench)
-
-
-def test_every_mutant_is_noticed_somewhere() -> None:
-    assert not CASES.unnoticed
+test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere = CASES.tests()

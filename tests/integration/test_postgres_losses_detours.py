@@ -11,7 +11,6 @@ begun anyway                  a topic becomes one line only when nothing of it i
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -21,13 +20,11 @@ from pillarbox.core.snapshot import Position
 from pillarbox.errors import ConfigError
 from pillarbox.ports import Query
 from tests.integration.postgres_bench import (
-    VERSIONS,
     Bench,
     Cases,
     InPython,
     InSql,
     Mutant,
-    Story,
     names,
     opened,
     publish,
@@ -289,18 +286,4 @@ async def test_what_is_parked_of_a_paused_topic_waits_and_keeps_its_line(bench: 
     assert [*names(entries[1:]), *await publish(store)] == ["L2", "L3"]
 
 
-@VERSIONS
-@pytest.mark.parametrize("story", CASES.sound)
-async def test_the_rule_holds(story: Story, bench: Bench) -> None:
-    await story(bench)
-
-
-@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
-async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.break_rule(mutant, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await story(bench)
-
-
-def test_every_mutant_is_noticed_somewhere() -> None:
-    assert not CASES.unnoticed
+test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere = CASES.tests()

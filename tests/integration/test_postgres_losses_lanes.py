@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
@@ -26,13 +25,11 @@ from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.postgres.route import Route
 from pillarbox.stores.postgres.ways import Way
 from tests.integration.postgres_bench import (
-    VERSIONS,
     Bench,
     Cases,
     InSource,
     InSql,
     Mutant,
-    Story,
     names,
     opened,
     publish,
@@ -288,18 +285,4 @@ async def test_a_full_lane_survives_a_takeover(bench: Bench, monkeypatch: pytest
     assert await publish(store) == ["1", "2", "3"]
 
 
-@VERSIONS
-@pytest.mark.parametrize("story", CASES.sound)
-async def test_the_rule_holds(story: Story, bench: Bench) -> None:
-    await story(bench)
-
-
-@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
-async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.break_rule(mutant, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await story(bench)
-
-
-def test_every_mutant_is_noticed_somewhere() -> None:
-    assert not CASES.unnoticed
+test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere = CASES.tests()

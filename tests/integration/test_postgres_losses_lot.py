@@ -27,14 +27,12 @@ from pillarbox.stores.postgres.lines import LONGEST
 from pillarbox.stores.postgres.log import Log
 from pillarbox.stores.postgres.parking import ParkingLot
 from tests.integration.postgres_bench import (
-    VERSIONS,
     Bench,
     Cases,
     InPython,
     InSource,
     InSql,
     Mutant,
-    Story,
     names,
     opened,
     publish,
@@ -186,18 +184,4 @@ def test_a_topic_that_no_index_could_hold_is_refused_when_it_is_written(bench: B
         )
 
 
-@VERSIONS
-@pytest.mark.parametrize("story", CASES.sound)
-async def test_the_rule_holds(story: Story, bench: Bench) -> None:
-    await story(bench)
-
-
-@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
-async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.break_rule(mutant, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await story(bench)
-
-
-def test_every_mutant_is_noticed_somewhere() -> None:
-    assert not CASES.unnoticed
+test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere = CASES.tests()

@@ -25,13 +25,11 @@ from pillarbox.stores.postgres.parking import CHUNK
 from pillarbox.stores.postgres.reading import Reading
 from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
-    VERSIONS,
     Bench,
     Cases,
     InSource,
     InSql,
     Mutant,
-    Story,
     names,
     opened,
     publish,
@@ -264,18 +262,4 @@ async def test_large_payloads_out_of_the_parking_lot_come_in_chunks_and_in_order
     assert await _by_bytes(store) == [f"E{index}" for index in range(30)]
 
 
-@VERSIONS
-@pytest.mark.parametrize("story", CASES.sound)
-async def test_the_rule_holds(story: Story, bench: Bench) -> None:
-    await story(bench)
-
-
-@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
-async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.break_rule(mutant, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await story(bench)
-
-
-def test_every_mutant_is_noticed_somewhere() -> None:
-    assert not CASES.unnoticed
+test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere = CASES.tests()

@@ -26,13 +26,11 @@ from pillarbox.errors import LaneLost, StoreError
 from pillarbox.stores.postgres.connection import Connection, Rows
 from servers.postgres import Postgres
 from tests.integration.postgres_bench import (
-    VERSIONS,
     Bench,
     Cases,
     InPython,
     InSql,
     Mutant,
-    Story,
     names,
     opened,
     publish,
@@ -341,18 +339,4 @@ async def test_progress_that_was_not_stored_is_repeated_and_nothing_is_lost(benc
     assert await publish(store) == ["A3", "B3"]
 
 
-@VERSIONS
-@pytest.mark.parametrize("story", CASES.sound)
-async def test_the_rule_holds(story: Story, bench: Bench) -> None:
-    await story(bench)
-
-
-@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
-async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.break_rule(mutant, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await story(bench)
-
-
-def test_every_mutant_is_noticed_somewhere() -> None:
-    assert not CASES.unnoticed
+test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere = CASES.tests()

@@ -24,7 +24,6 @@ the old epochs                    ... and a relay that was taken for dead stores
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -32,12 +31,10 @@ from pillarbox.core.retry import Dead
 from pillarbox.errors import LaneLost, StoreError
 from tests.conftest import skip_unless_ours
 from tests.integration.postgres_bench import (
-    VERSIONS,
     Bench,
     Cases,
     InSql,
     Mutant,
-    Story,
     opened,
     publish,
     settle,
@@ -385,18 +382,4 @@ async def a_relay_that_was_taken_for_dead_stores_nothing(bench: Bench) -> None:
     assert carried.status() == {"A": "pending", "B": "pending"}
 
 
-@VERSIONS
-@pytest.mark.parametrize("story", CASES.sound)
-async def test_the_rule_holds(story: Story, bench: Bench) -> None:
-    await story(bench)
-
-
-@pytest.mark.parametrize(("story", "mutant"), CASES.broken)
-async def test_the_rule_is_missed(story: Story, mutant: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.break_rule(mutant, monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await story(bench)
-
-
-def test_every_mutant_is_noticed_somewhere() -> None:
-    assert not CASES.unnoticed
+test_the_rule_holds, test_the_rule_is_missed, test_every_mutant_is_noticed_somewhere = CASES.tests()

@@ -142,7 +142,7 @@ def literal_address(host: str) -> str | None:
     try:
         return str(ip_address(host))
     except ValueError:
-        pass
+        pass  # a name, or one of the odd ways to write an address
     try:
         return socket.inet_ntoa(socket.inet_aton(host)) if host[:1].isdigit() and " " not in host else None
     except OSError:
