@@ -86,7 +86,8 @@ class Lanes(Protocol):
 
     async def take(self) -> Holding:
         """Join, and take free lanes up to the fair share. A lane is free if nobody holds it, its holder's lease has
-        run out, or its holder is known to be dead. What was held before stays held; positions are loaded."""
+        run out, or its holder is known to be dead. What was held before stays held; positions are loaded.
+        Raises LaneLost if a lane was taken from us, also if it is free again: others may have gone on meanwhile."""
 
     async def renew(self, away: Away | None) -> Holding:
         """Prolong the lease and note how this relay is. Raises LaneLost if a lane was taken from us."""

@@ -66,7 +66,14 @@ MUTANTS: dict[str, Mutant] = {
     "acquitted on arrival": InSource(Careful, "_has_passed", {"self._reach": "0"}),
     "acquitted as it moves": InSource(Careful, "_has_passed", {"self._reach": "1"}),
     "progress now and then": InSource(Settling, "_is_due", {"enough or": ""}),
-    "progress without what comes": InSource(Settling, "record", {"_is_due(len(settlements))": "_is_due()"}),
+    "progress without what comes": InSource(
+        Settling,
+        "record",
+        {
+            "if self._all_published(": "if (due := self._is_due()) in (True, False) and self._all_published(",
+            "if self._is_due():": "if due:",
+        },
+    ),
     "careful on the main way only": InSource(Positions, "_way", {"max(": "0 if topic else max("}),
     "suspected for ever": InPython(Careful, "landed", _suspects_for_ever),
     "acquitted beside the lot": InSource(Reading, "entries", {"not found and not self._lot.is_out": "True"}),

@@ -8,7 +8,7 @@ from unittest import mock
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.routing import Line
-from pillarbox.core.window import Settled, Window
+from pillarbox.core.window import Settlement, Window
 from pillarbox.relay.chores import Lease
 from pillarbox.relay.pump import Pump
 from pillarbox.testing.memory_source import MemorySource
@@ -22,6 +22,7 @@ def drop_the_fence() -> Iterator[None]:
     """A relay goes on with lanes that another has taken."""
     with (
         mock.patch.object(MemorySource, "_fence", return_value=None),
+        mock.patch.object(MemorySource, "_notice", return_value=None),
         mock.patch.object(Lease, "check", return_value=None),
     ):
         yield
@@ -50,14 +51,14 @@ def settle_before_the_acknowledgement() -> Iterator[None]:
 @contextmanager
 def advance_past_an_unacknowledged_entry() -> Iterator[None]:
     """The position moves over what is still in flight."""
-    head = Window._head
+    prefix = Window._prefix
 
-    def careless(self: Any, slot: Any, blocked: Container[Line], blocking: set[Line]) -> Settled | None:
-        if slot.flying:
-            self._land(slot, PUBLISHED)
-        return head(self, slot, blocked, blocking)
+    def careless(self: Any, blocked: Container[Line]) -> list[Settlement[Any]]:
+        if self._log and self._log[0].flying:
+            self._land(self._log[0], PUBLISHED)
+        return prefix(self, blocked)
 
-    with mock.patch.object(Window, "_head", careless):
+    with mock.patch.object(Window, "_prefix", careless):
         yield
 
 

@@ -39,7 +39,10 @@ def run_one(seed: int, parts: Parts | None = None, *, topics_fail: bool = True) 
         return world
 
     with mock.patch.object(circuit, "IN_A_ROW", 4):
-        world = simulate(life(), clock)
+        try:
+            world = simulate(life(), clock)
+        except Exception as error:
+            raise RuntimeError(f"seed {seed}: {error!r}; repeat it: python -m tests.simulation --seed {seed}") from error
     history = world.history
     copies = len(history.wire) - len(set(history.wire))
     return Result(seed, faults(history), world.hits, len(history.committed), copies)

@@ -504,8 +504,8 @@ MUTANTS = {
         "if slot.verdict is not None:",
     ),
     "a stopped line starts over while followers fly": ("line.stopped = bool(line.parked)", "line.stopped = False"),
-    "the bytes of what left still count": ("self._bytes -= slot.size", "pass"),
-    "the bytes are not counted": ("self._bytes += slot.size", "pass"),
+    "the bytes of what left still count": ("self._bytes -= self._size_of(slot.item)", "pass"),
+    "the bytes are not counted": ("self._bytes += sum(map(self._size_of, items))", "pass"),
     "what left the window is kept": ("del self._slots[slot.ticket]", "pass"),
     "a line is lost that others still wait in": ("if not (line.parked or line.log) and", "if not line.parked and"),
     "a line stays closed when its head leaves": (

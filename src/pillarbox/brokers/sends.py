@@ -51,11 +51,10 @@ class Sends:
 
     def answer(self, send: Send, outcomes: Iterable[Outcome]) -> None:
         """Take answers; one that comes after the deadline has been answered for it and is dropped."""
-        for outcome in outcomes:
-            if outcome.ticket in send.unanswered:
-                send.unanswered.remove(outcome.ticket)
-                send.acknowledged |= outcome.error is None
-                self._outcomes.append(outcome)
+        news = {outcome[0]: outcome for outcome in outcomes if outcome[0] in send.unanswered}
+        send.unanswered.difference_update(news)
+        send.acknowledged = send.acknowledged or any(outcome.error is None for outcome in news.values())
+        self._outcomes += news.values()
         if not send.unanswered:
             self._flying.pop(send, None)
         if self._outcomes:

@@ -33,6 +33,8 @@ class Topics:
     def __init__(self, named: dict[str, Topic] | None = None) -> None:
         self._named = dict(named or {})
         self._default = Topic()
+        self.formats = {name: topic.format for name, topic in self._named.items()}
+        """The format of each; of every other one it is plain."""
 
     @property
     def whole(self) -> frozenset[str]:
@@ -44,15 +46,13 @@ class Topics:
 
     def line_of(self, entry: Entry) -> Line | None:
         """Say which entries this one must not overtake; None if it is free."""
+        topic, id = entry.topic, entry.aggregate_id
+        order = self._named[topic].order if topic in self._named else "aggregate"
         if not entry.ordered:
             return None
-        topic = entry.topic
-        order = self._named.get(topic, self._default).order
-        if order == "aggregate" and entry.aggregate_id:
-            return topic, entry.aggregate_type, entry.aggregate_id
-        if order == "global":
-            return topic, "", ""
-        return None
+        if order == "aggregate" and id:
+            return topic, entry.aggregate_type, id
+        return (topic, "", "") if order == "global" else None
 
 
 def check_template(template: str) -> str:

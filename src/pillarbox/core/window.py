@@ -18,7 +18,7 @@ failed head, nothing is lost or held; behind one, nothing is counted (BLOCKED); 
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -78,11 +78,10 @@ class Settlement(NamedTuple, Generic[I]):
 
 
 class _Slot(Generic[I]):
-    __slots__ = ("done", "flying", "item", "line", "recalled", "size", "ticket", "verdict")
+    __slots__ = ("done", "flying", "item", "line", "queue", "recalled", "ticket", "verdict")
 
-    def __init__(self, ticket: int, item: I, size: int) -> None:
-        self.ticket, self.item, self.size = ticket, item, size
-        self.line: _Line[I] | None = None
+    def __init__(self, ticket: int, item: I, line: "_Line[I] | None", queue: "list[_Slot[I]]") -> None:
+        self.ticket, self.item, self.line, self.queue = ticket, item, line, queue
         self.flying = self.recalled = False
         self.verdict: Settled | None = None  # never while it is flying
         self.done = False  # holds nobody back any more: published, passed over, or settled
@@ -96,8 +95,8 @@ class _Line(Generic[I]):
     def __init__(self, key: Line) -> None:
         self.key = key
         self.alone = not key[2]  # a whole topic: no broker keeps the order of several keys in one call
-        self.parked: deque[_Slot[I]] = deque()  # neither queue begins with a slot that is done
-        self.log: deque[_Slot[I]] = deque()
+        self.parked: list[_Slot[I]] = []  # neither queue begins with a slot that is done; lists, because most are short
+        self.log: list[_Slot[I]] = []
         self.flying = 0
         self.stopped = False  # a head out of the parking lot failed while followers fly: they stay parked too
 
@@ -142,34 +141,36 @@ class Window(Generic[I]):
         """How many more may enter."""
         return 0 if self._bytes >= self._max_bytes else max(0, self._size - len(self._slots))
 
-    def enter(self, items: Iterable[I], now: datetime) -> None:
+    def enter(self, items: Sequence[I], now: datetime) -> None:
         """Take items in, in their order."""
-        for item in items:
-            slot: _Slot[I] = _Slot(self._next_ticket, item, self._size_of(item))
-            self._next_ticket += 1
-            self._slots[slot.ticket] = slot
-            self._bytes += slot.size
-            if not item.parked:
-                self._log.append(slot)
-                if item.available_at is not None and item.available_at > now:
-                    slot.verdict = Delayed(item.available_at)
-                    continue
-            key = self._line_of(item)
-            if key is None:
-                self._free.append(slot)
+        slots, log, lines, line_of = self._slots, self._log, self._lines, self._line_of
+        for ticket, item in enumerate(items, self._next_ticket):
+            key, parked = line_of(item), item.parked
+            if not parked and item.available_at is not None and item.available_at > now:
+                slot = slots[ticket] = _Slot(ticket, item, None, [])
+                slot.verdict = Delayed(item.available_at)
+                log.append(slot)
                 continue
-            line = self._lines.get(key)
-            if line is None:
-                line = self._lines[key] = _Line(key)
-            slot.line = line
-            (line.parked if item.parked else line.log).append(slot)
-            self._open[line] = None
+            if key is None:
+                line, queue = None, self._free
+            else:
+                line = lines.get(key)
+                if line is None:
+                    line = lines[key] = _Line(key)
+                queue = line.parked if parked else line.log
+                self._open[line] = None
+            slot = slots[ticket] = _Slot(ticket, item, line, queue)
+            queue.append(slot)
+            if not parked:
+                log.append(slot)
+        self._next_ticket += len(items)
+        self._bytes += sum(map(self._size_of, items))
 
     def ready(self, blocked: Container[Line], gate: Callable[[I], "Gate"] | None = None) -> list[tuple[int, I]]:
         """Give the items that may go now, with their tickets, in order; they count as in flight. The gate is asked
         last, of the first item of a line and of each item without one, in the order in which they entered."""
         going, self._free = self._free, []
-        lines: dict[_Line[I], deque[_Slot[I]]] = {}
+        lines: dict[_Line[I], list[_Slot[I]]] = {}
         alone: set[_Line[I]] = set()
         for line in list(self._open):
             queue = line.parked or line.log
@@ -193,12 +194,12 @@ class Window(Generic[I]):
         return [(slot.ticket, slot.item) for slot in going]
 
     def _ask(
-        self, gate: Callable[[I], Gate], free: "list[_Slot[I]]", lines: "dict[_Line[I], deque[_Slot[I]]]"
-    ) -> "tuple[list[_Slot[I]], dict[_Line[I], deque[_Slot[I]]], set[_Line[I]]]":
+        self, gate: Callable[[I], Gate], free: "list[_Slot[I]]", lines: "dict[_Line[I], list[_Slot[I]]]"
+    ) -> "tuple[list[_Slot[I]], dict[_Line[I], list[_Slot[I]]], set[_Line[I]]]":
         """Ask the gate; give what may go of both, and the lines of which one item may go."""
         heads = [(slot, None) for slot in free] + [(queue[0], line) for line, queue in lines.items()]
         free_ones: list[_Slot[I]] = []
-        through_lines: dict[_Line[I], deque[_Slot[I]]] = {}
+        through_lines: dict[_Line[I], list[_Slot[I]]] = {}
         alone: set[_Line[I]] = set()
         for slot, line in sorted(heads, key=lambda head: head[0].ticket):
             through = gate(slot.item)
@@ -226,10 +227,7 @@ class Window(Generic[I]):
                     answered[slot.line] = None
         for line in answered:
             settled += self._stop(line)
-        blocking: set[Line] = set()
-        while self._log and (outcome := self._head(self._log[0], blocked, blocking)):
-            settled.append(self._leave(self._log.popleft(), outcome))
-        return settled
+        return settled + self._prefix(blocked)
 
     def recall(self, which: Callable[[I], bool], tried: int = 0) -> list[Settlement[I]]:
         """Let items go back: into a detour, or into the parking lot, uncounted. What is in flight goes back too, unless
@@ -259,7 +257,7 @@ class Window(Generic[I]):
         out_of_the_lot = BLOCKED if slot.line else Delayed(_LONG_AGO)
         slot.verdict, slot.done = (out_of_the_lot if slot.item.parked else DETOURED), True
         if slot.line is not None:
-            _trim(slot.line.parked if slot.item.parked else slot.line.log)
+            _trim(slot.queue)
             self._open[slot.line] = None
 
     def _land(self, slot: "_Slot[I]", verdict: Verdict) -> None:
@@ -277,7 +275,7 @@ class Window(Generic[I]):
             return
         if verdict.__class__ is Published or (slot.verdict is not None and not _blocks(slot.verdict)):
             slot.done = True
-            _trim(line.parked if slot.item.parked else line.log)
+            _trim(slot.queue)
         line.flying -= 1
         if not line.flying:
             self._open[line] = None
@@ -292,29 +290,40 @@ class Window(Generic[I]):
                 yield self._leave(slot, BLOCKED)
             line.stopped = bool(line.parked)
 
-    def _head(self, slot: "_Slot[I]", blocked: Container[Line], blocking: set[Line]) -> Settled | None:
-        """Say how the first unsettled item of the log settles, if it does."""
-        verdict = slot.verdict
-        if slot.line is None or slot.done:
-            return verdict
-        line = slot.line.key
+    def _prefix(self, blocked: Container[Line]) -> list[Settlement[I]]:
+        """Settle what begins the log and has a verdict."""
+        settled: list[Settlement[I]] = []
+        log, blocking = self._log, set[Line]()
+        while log:
+            slot = log[0]
+            outcome = (
+                slot.verdict if slot.done or slot.line is None else self._head(slot, slot.line.key, blocked, blocking)
+            )
+            if outcome is None:
+                break
+            log.popleft()
+            settled.append(self._leave(slot, outcome))
+        return settled
+
+    def _head(self, slot: "_Slot[I]", line: Line, blocked: Container[Line], blocking: set[Line]) -> Settled | None:
+        """Say how the first unsettled item of the log settles, if it does and may hold others back."""
         behind = line in blocked or line in blocking
-        if verdict is None:
+        if slot.verdict is None:
             return BLOCKED if behind and not slot.flying else None
         if behind:
             return BLOCKED
         blocking.add(line)
-        return verdict
+        return slot.verdict
 
     def _leave(self, slot: "_Slot[I]", verdict: Settled) -> Settlement[I]:
         """Let a slot go; its line goes on without it."""
         del self._slots[slot.ticket]
-        self._bytes -= slot.size
+        self._bytes -= self._size_of(slot.item)
         line = slot.line
         if line is not None:
             if not slot.done:
                 slot.done = True
-                _trim(line.parked if slot.item.parked else line.log)
+                _trim(slot.queue)
                 self._open[line] = None
             if not (line.parked or line.log) and self._lines.get(line.key) is line:  # not a successor of the same key
                 del self._lines[line.key]
@@ -335,6 +344,6 @@ def _blocks(verdict: Settled) -> bool:
     return kind is RetryAt or (kind is Dead and verdict.blocks)  # type: ignore[union-attr]
 
 
-def _trim(queue: "deque[_Slot[I]]") -> None:
+def _trim(queue: "list[_Slot[I]]") -> None:
     while queue and queue[0].done:
-        queue.popleft()
+        del queue[0]

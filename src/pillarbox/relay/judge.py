@@ -85,6 +85,8 @@ class Judge:
         verdicts: list[tuple[int, Verdict]] = [
             (ticket, PUBLISHED if error is None else self._failure(ticket, error)) for ticket, error in outcomes
         ]
+        if not self._circuits.watching and not self.away and all(verdict is PUBLISHED for _, verdict in verdicts):
+            return verdicts  # as they mostly are
         self._note_topics(verdicts)
         silence = (self._silence(ticket, verdict) for ticket, verdict in verdicts)
         away = next((error for error in silence if error is not None), None)
@@ -106,8 +108,6 @@ class Judge:
 
     def _note_topics(self, verdicts: Sequence[tuple[int, Verdict]]) -> None:
         """Notice when a topic fails while others do not, and when it is back."""
-        if not self._circuits.watching and all(verdict.__class__ is Published for _, verdict in verdicts):
-            return
         topics = [
             (ticket, entry.topic, verdict) for ticket, verdict in verdicts if (entry := self._window.item(ticket))
         ]

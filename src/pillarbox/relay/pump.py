@@ -149,13 +149,13 @@ class Pump:
     def _messages(self, ready: Sequence[tuple[int, Entry]]) -> list[Message]:
         """Encode what may go; what cannot be encoded is judged at once, and its line does not go without it."""
         messages, topics = [], self._rules.topics
-        held: set[Line | None] = set()
+        formats, held = topics.formats, set[Line | None]()
         for ticket, entry in ready:
             if held and topics.line_of(entry) in held - {None}:
                 self._unsendable.append((ticket, Untouched()))
                 continue
             try:
-                messages.append(encode(entry, ticket, topics[entry.topic].format))
+                messages.append(encode(entry, ticket, formats.get(entry.topic, "plain")))
             except EncodeError as error:
                 self._unsendable.append((ticket, self._judge.not_sent(ticket, entry, words_of(error))))
                 held.add(topics.line_of(entry))

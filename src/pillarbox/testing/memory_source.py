@@ -85,6 +85,7 @@ class MemorySource:
 
     async def take(self) -> Holding:
         await self._point("take")
+        self._notice()
         now, database = self.database.clock.now(), self.database
         member = database.members.get(self.owner)
         database.members[self.owner] = Member(now, now + self._lease, away=member.away if member else None)
@@ -147,8 +148,14 @@ class MemorySource:
                 self._memory.read[key] = position
 
     def _fence(self) -> None:
-        """Raise LaneLost, having forgotten everything but the blocked lines, unless every lane is still ours."""
-        if self._held() != set(self._memory.epochs) or not self._memory.epochs:
+        """Raise LaneLost unless we hold lanes, and every one is still ours."""
+        self._notice()
+        if not self._memory.epochs:
+            raise LaneLost(f"{self.owner} holds no lanes")
+
+    def _notice(self) -> None:
+        """Raise LaneLost, having forgotten everything but the blocked lines, if a lane was taken from us."""
+        if self._held() != set(self._memory.epochs):
             self._memory = _Memory(blocked=self._memory.blocked)
             raise LaneLost(f"another relay has taken lanes from {self.owner}")
 

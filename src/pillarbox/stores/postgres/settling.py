@@ -37,7 +37,9 @@ class Settling:
         """Settle, or convict what was not given out yet."""
         async with self.alone:
             generation = self._memory.generation
-            if not self._is_due(len(settlements)) and self._all_published(settlements):
+            if self._all_published(settlements):
+                if self._is_due():
+                    await self.write(self._ticks(), [], [])
                 return
             log = self._accept(settlements)
             lot = [settlement for settlement in settlements if settlement.item.parked]
@@ -62,8 +64,7 @@ class Settling:
                 self._memory.same(generation)
 
     def _all_published(self, settlements: Settlements) -> bool:
-        """Move over entries if they are the next ones of one way and all published, as they mostly are: then nothing
-        is to be written."""
+        """Move over entries if they are the next ones of one way and all published, as they mostly are."""
         positions = [entry[0] for entry, verdict in settlements if verdict is PUBLISHED and not entry.parked]
         count = len(positions)
         ways = set(islice(self._memory.given.values(), count))
@@ -137,9 +138,9 @@ class Settling:
         counted = self._memory.published or self._memory.failed
         return bool(counted) or any(way.settled != way.stored for way in self._memory.route.ways)
 
-    def _is_due(self, more: int = 0) -> bool:
-        """Progress is stored now and then; and before there is more of it than careful mode searches, with these."""
-        enough = self._memory.published + self._memory.failed + more >= self._window
+    def _is_due(self) -> bool:
+        """Progress is stored now and then; and before there is more of it than careful mode searches."""
+        enough = self._memory.published + self._memory.failed >= self._window
         return enough or now() >= self._memory.stored_at + self._progress
 
     async def save_if_due(self) -> None:

@@ -31,6 +31,12 @@ class ReleasesOnlyWhatItRemembers(MemoryStore):
 # Taking.
 
 
+@breaks("test_a_former_holder_that_takes_again_hears_that_it_had_lost_lanes")
+class TakesBackWhatItHadLost(MemoryStore):
+    def _notice(self) -> None:
+        """Go on from memory."""
+
+
 @breaks("test_a_relay_alone_takes_every_lane", "test_two_relays_share_the_lanes")
 class LeavesAShareForNobody(MemoryStore):
     def _share(self) -> int:

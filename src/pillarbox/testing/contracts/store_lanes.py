@@ -132,6 +132,17 @@ class LanesRules:
         with pytest.raises(LaneLost):
             await former.renew(None)
 
+    async def test_a_former_holder_that_takes_again_hears_that_it_had_lost_lanes(self, bench: StoreBench) -> None:
+        """They may be free again by then: whoever goes on from memory would go back to where it was."""
+        former, present = await overtaken(bench)
+        assert await publish_all(present) == ["A"]
+        await present.release()
+        with pytest.raises(LaneLost):
+            await former.take()
+        await bench.add(event("B"))
+        assert len((await former.take()).lanes) == LANES
+        assert names(await read(former)) == ["B"]
+
     async def test_a_former_holder_still_knows_the_blocked_lines(self, bench: StoreBench) -> None:
         """It may have followers in its hands, and must not send them before it has forgotten them."""
         former = await holder(bench, "a")
