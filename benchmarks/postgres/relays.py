@@ -1,4 +1,4 @@
-"""Relays in processes of their own, without a broker: their publish function only counts."""
+"""Relays in processes of their own, that count what they have settled; without a broker, publishing is free."""
 
 import multiprocessing
 import os
@@ -23,13 +23,13 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 class CountingRelay:
-    """A relay process; says when it took its first lanes and how many events it has published."""
+    """A relay process; says when it took its first lanes and how many events it has settled."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, broker: str | None = None) -> None:
         self._taken_at: Synchronized[float] = _spawn.Value("d", 0.0)
-        self._published: Synchronized[int] = _spawn.Value("q", 0)
+        self._settled: Synchronized[int] = _spawn.Value("q", 0)
         # The clock is the machine's, so both processes read the same one.
-        self._process = _spawn.Process(target=_relay, args=(url, self._taken_at, self._published), daemon=True)
+        self._process = _spawn.Process(target=_relay, args=(url, broker, self._taken_at, self._settled), daemon=True)
         self._process.start()
 
     @property
@@ -37,8 +37,12 @@ class CountingRelay:
         return self._taken_at.value
 
     @property
-    def published(self) -> int:
-        return self._published.value
+    def settled(self) -> int:
+        return self._settled.value
+
+    @property
+    def lives(self) -> bool:
+        return self._process.is_alive()
 
     def freeze(self) -> None:
         os.kill(self._pid, signal.SIGSTOP)
@@ -56,27 +60,32 @@ class CountingRelay:
         return self._process.pid
 
 
-def _relay(url: str, taken_at: Any, published: Any) -> None:
+def _relay(url: str, broker: str | None, taken_at: Any, settled: Any) -> None:
     def note(moment: Moment, facts: Facts) -> None:
         if moment is Moment.LANES_TAKEN and not taken_at.value:
             taken_at.value = perf_counter()
+        elif moment is Moment.SETTLED:
+            settled.value += facts["count"]
 
     async def publish(messages: list[Message]) -> None:
-        published.value += len(messages)
+        """Have it published at once."""
 
-    Relay(database=url, publish=publish, hooks=Hooks(note)).run_forever()
-
-
-def drain(url: str, until: int) -> float:
-    """Let one relay publish the first `until` events; give events a second since it took its lanes."""
-    with _running(url, 1) as [relay]:
-        ended = _wait(lambda: relay.published >= until, "the events to be published")
-        return relay.published / (ended - relay.taken_at)
+    way_out: dict[str, Any] = {"publish": publish} if broker is None else {"broker": broker}
+    Relay(database=url, hooks=Hooks(note), **way_out).run_forever()
 
 
-def drain_together(server: RunningPostgres, relays: int, count: int) -> float:
-    """Let relays that have shared the lanes publish everything; give events a second, all of them together."""
-    with shop.database(server) as url, _running(url, relays) as running:
+def drain(url: str, until: int, broker: str | None = None) -> float:
+    """Let one relay settle the first `until` events; give events a second since it took its lanes."""
+    with _running(url, 1, broker) as [relay]:
+        ended = _wait(lambda: relay.settled >= until or not relay.lives, "the events to be settled")
+        if relay.settled < until:
+            raise RuntimeError(f"the relay has settled {relay.settled} of {until} events, and has ended")
+        return relay.settled / (ended - relay.taken_at)
+
+
+def drain_together(server: RunningPostgres, relays: int, count: int, broker: str | None = None) -> float:
+    """Let relays that have shared the lanes settle everything; give events a second, all of them together."""
+    with shop.database(server) as url, _running(url, relays, broker) as running:
         _wait(lambda: _shares(url) == [LANES // relays] * relays, "the relays to share the lanes", look_every=0.1)
         before = _epochs(url)
         for relay in running:
@@ -85,15 +94,15 @@ def drain_together(server: RunningPostgres, relays: int, count: int) -> float:
         began = perf_counter()
         for relay in running:
             relay.thaw()
-        ended = _wait(lambda: sum(relay.published for relay in running) >= count, "the events to be published")
+        ended = _wait(lambda: sum(relay.settled for relay in running) >= count, "the events to be settled")
         if _epochs(url) != before:
             raise RuntimeError("the relays were frozen for longer than their lease, so lanes were lost: run it again")
         return count / (ended - began)
 
 
 @contextmanager
-def _running(url: str, count: int) -> Iterator[list[CountingRelay]]:
-    running = [CountingRelay(url) for _ in range(count)]
+def _running(url: str, count: int, broker: str | None) -> Iterator[list[CountingRelay]]:
+    running = [CountingRelay(url, broker) for _ in range(count)]
     try:
         yield running
     finally:

@@ -42,7 +42,9 @@ def run_one(seed: int, parts: Parts | None = None, *, topics_fail: bool = True) 
         try:
             world = simulate(life(), clock)
         except Exception as error:
-            raise RuntimeError(f"seed {seed}: {error!r}; repeat it: python -m tests.simulation --seed {seed}") from error
+            raise RuntimeError(
+                f"seed {seed}: {error!r}; repeat it: python -m tests.simulation --seed {seed}"
+            ) from error
     history = world.history
     copies = len(history.wire) - len(set(history.wire))
     return Result(seed, faults(history), world.hits, len(history.committed), copies)
