@@ -7,16 +7,19 @@ a look beside the settling    looks and settlements go over one connection, one 
 parked by the settings        what was read on the way of a whole topic is parked on its lane
 left on lane 0                when a topic ends to be one line, what is parked moves to its own lanes
 not told                      a change by people is noticed at the next read
+heads are believed            one that was settled since the last look does not come out again
+an answer is believed         nor does one that was settled while the answer was on its way
 """
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from pillarbox.core.event import Event
-from pillarbox.core.retry import Dead
+from pillarbox.core.retry import Dead, RetryAt
 from pillarbox.core.routing import Topic
 from pillarbox.core.window import BLOCKED
 from pillarbox.ports import Query
@@ -47,10 +50,13 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "left on lane 0": InSql("settle", {"SET lane = o.lane": "SET lane = k.lane"}),
     "not told": InPython(ParkingLot, "note", lambda self, version: None),
+    "heads are believed": InSource(ParkingLot, "due", {"AND {is_due} ": ""}),
+    "an answer is believed": InSource(ParkingLot, "due", {"if row.id not in self._landed": ""}),
 }  # fmt: skip
 CASES = Cases(MUTANTS)
 LETTERS = {"letters": Topic(order="global")}
 LOOK = "DISTINCT ON (line)"
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -60,15 +66,16 @@ async def bench(database: str) -> AsyncIterator[Bench]:
 
 
 class SlowAnswer:
-    """Lets the next answer to a look over one connection wait on its way."""
+    """Lets the next answer to a look, or to another question, wait on its way over one connection."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, question: str = LOOK) -> None:
         self._run, self.asked, self.arrives = connection.run, asyncio.Event(), asyncio.Event()
+        self._question = question
         connection.run = self._late  # type: ignore[method-assign]
 
     async def _late(self, sql: str, *parameters: Any, **more: Any) -> Any:
         rows = await self._run(sql, *parameters, **more)
-        if LOOK in sql and not self.asked.is_set():
+        if self._question in sql and not self.asked.is_set():
             self.asked.set()
             await self.arrives.wait()
         return rows
@@ -85,6 +92,36 @@ async def _two_halves(bench: Bench) -> tuple[PostgresStore, PostgresStore]:
 def _aggregate(bench: Bench, *, high: bool) -> str:
     """Give an aggregate whose lane is among the first 32, or among the others."""
     return next(str(n) for n in range(1000) if (bench.lane(str(n)) >= 32) == high)
+
+
+@CASES.notices("heads are believed")
+async def what_is_settled_does_not_come_out_again_before_the_lot_is_looked_at(bench: Bench) -> None:
+    store = await bench.holder("relay")
+    bench.add("Retried")
+    await settle(store, await store.entries(10), RetryAt(LONG_AGO, "no"))
+    [out] = await store.entries(10)
+    late = SlowAnswer(store._reading)
+    settling = asyncio.create_task(settle(store, [out]))
+    await late.asked.wait()
+    reading = asyncio.create_task(store.entries(10))
+    await asyncio.wait({reading}, timeout=0.2)  # it has looked into the lot by now, and waits for the tick
+    late.arrives.set()
+    await settling
+    assert names(await reading) == []
+
+
+@CASES.notices("an answer is believed")
+async def what_is_settled_while_the_lot_is_read_does_not_come_out_again(bench: Bench) -> None:
+    store = await bench.holder("relay", topics={"orders": Topic(order="none")})
+    bench.add("Retried")
+    await settle(store, await store.entries(10), RetryAt(LONG_AGO, "no"))
+    [out] = await store.entries(10)
+    late = SlowAnswer(store._reading, "line IS NULL AND state IN")
+    reading = asyncio.create_task(store.entries(10))
+    await late.asked.wait()
+    await settle(store, [out])
+    late.arrives.set()
+    assert names(await reading) == []
 
 
 @CASES.notices("an answer for fewer lanes")

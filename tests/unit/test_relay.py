@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from pillarbox.core.message import Message, identity
 from pillarbox.core.window import Settlement
 from pillarbox.errors import (
     BrokerUnavailable,
+    ConfigError,
     PublishError,
     PublishRejected,
     PublishTimeout,
@@ -22,6 +24,7 @@ from pillarbox.errors import (
     StoreUnavailable,
 )
 from pillarbox.ports import Outcome, Query
+from pillarbox.relay.pump import Pump
 from pillarbox.relay.relay import Parts, Relay
 from pillarbox.settings import RelaySettings, Settings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
@@ -261,6 +264,36 @@ def test_cancelling_a_relay_releases_its_lanes() -> None:
         await asyncio.wait({task})
         assert task.cancelled()
         assert all(lane.owner is None for lane in scene.database.lanes)
+
+    play(act)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_an_end_that_somebody_can_mend_releases_the_lanes(once: bool) -> None:
+    """A wrong password, say: whoever restarts the relay until it is right must not make an event look guilty."""
+
+    async def act(scene: Scene) -> None:
+        scene.place(1)
+        relay = scene.relay()
+        with (
+            mock.patch.object(Pump, "_answer", side_effect=ConfigError("redis: the password is wrong")),
+            pytest.raises(ConfigError),
+        ):
+            await (relay.run_once() if once else relay.run())
+        assert all(lane.owner is None for lane in scene.database.lanes)
+        assert await scene.relay().run_once() == 1
+
+    play(act)
+
+
+def test_an_end_that_nobody_foresaw_counts_as_a_death() -> None:
+    """It may be the event's doing: careful mode must hear of it."""
+
+    async def act(scene: Scene) -> None:
+        scene.place(1)
+        with mock.patch.object(Pump, "_answer", side_effect=ZeroDivisionError), pytest.raises(ZeroDivisionError):
+            await scene.relay().run()
+        assert all(lane.owner is not None for lane in scene.database.lanes)
 
     play(act)
 

@@ -10,7 +10,7 @@ from pillarbox.core.pacing import Pacing
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import LANES, Topics
 from pillarbox.daemon import Daemon
-from pillarbox.errors import BrokerUnavailable, LaneLost, StoreUnavailable
+from pillarbox.errors import LaneLost, PillarboxError, StoreUnavailable
 from pillarbox.ports import Clock, Publisher, Retention, Stats, Store
 from pillarbox.relay.chores import Chores, Lease
 from pillarbox.relay.judge import Rules
@@ -112,7 +112,8 @@ class Relay(Daemon):
                 self._hooks.reach(Moment.LANES_LOST, error=str(lost))
                 pump.forget()
                 await self._let_go(store)
-            except (asyncio.CancelledError, StoreUnavailable, BrokerUnavailable):
+            except (asyncio.CancelledError, PillarboxError):
+                # An end that somebody can mend. Only what nobody foresaw counts as a death, and an event may be guilty.
                 self._stop.set()  # one try, no more: whoever cancels, or runs it once, does not want to wait
                 await self._let_go(store)
                 raise

@@ -67,6 +67,7 @@ class ParkingLot:
         """Give out everything anew. What is blocked stays so: a relay that lost its lanes may be about to send."""
         self._given: dict[int, tuple[int, str | None]] = {}  # position → its row and line
         self._lines_out: Counter[str] = Counter()
+        self._landed: set[int] = set()  # rows that were settled while we looked for what is due
         self._heads: Sequence[_Head] = ()
         self._most, self._added = 0, 0  # stood in one lane when they were counted; were parked since
         self._version: object = None
@@ -163,12 +164,18 @@ class ParkingLot:
             if head.due and head.name not in self._lines_out and head.line[0] not in self.held
         ]
         rows: list[Row] = []
+        self._landed.clear()
         if retried := [head.id for head in heads if head.state == "retrying"][:room]:
-            rows += await self._rows(connection, columns, f"id = ANY (%s) AND {self._flows} ORDER BY id", retried)
+            # What we know of the heads may be a moment old: one that has just been settled must not come out again.
+            is_due = f"state = 'retrying' AND due_at <= {self._p}now()"
+            rows += await self._rows(
+                connection, columns, f"id = ANY (%s) AND {is_due} AND {self._flows} ORDER BY id", retried
+            )
         for head in heads:
             if head.state == "blocked" and len(rows) < room:
                 rows += await self._freed(connection, columns, head.name, room - len(rows))
-        return rows + await self._free(connection, columns, room - len(rows))
+        rows += await self._free(connection, columns, room - len(rows))
+        return [row for row in rows if row.id not in self._landed]
 
     async def fetch(self, connection: Connection, row: Row) -> Row:
         """Give a row that was found without its contents with them."""
@@ -278,7 +285,9 @@ class ParkingLot:
     def back(self, settlements: Iterable[Settlement[Entry]]) -> None:
         """Note, after the commit, that these are not out any more."""
         for entry, _ in settlements:
-            _, line = self._given.pop(entry.position, (None, None))
+            id, line = self._given.pop(entry.position, (None, None))
+            if id is not None:
+                self._landed.add(id)
             if line is not None:
                 self._lines_out[line] -= 1
                 if not self._lines_out[line]:
