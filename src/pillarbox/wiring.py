@@ -25,21 +25,10 @@ from pillarbox.ports import Clock, Publisher, Store, Subscriber, WatchingStore
 from pillarbox.relay import relay as relays
 from pillarbox.relay import watch as watches
 from pillarbox.settings import Settings
+from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.urls import Url, file_of, parse_url, without_secrets
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.telemetry.logging import LogMoments
-
-BROKERS = {
-    "sqlite": ["sqlite"],
-    "kafka": ["kafka"],
-    "rabbitmq": ["rabbitmq", "amqp", "amqps"],
-    "redis": ["redis", "rediss"],
-    "nats": ["nats", "tls"],
-    "webhook": ["https", "http"],
-    "stdout": ["stdout"],
-    "memory": ["memory"],
-}
-"""The modules of `brokers/`, by the schemes of their URLs."""
 
 
 class SystemClock:
@@ -238,9 +227,9 @@ def _subscriber(
 
 def _chosen(settings: Settings, clock: Clock, hooks: Hooks) -> tuple[ModuleType, Given]:
     url = _url("broker", settings.broker, "sqlite:///stream.db")
-    name = next((name for name, schemes in BROKERS.items() if url.scheme in schemes), None)
+    name = next((name for name, kind in BROKERS.items() if url.scheme in kind.schemes), None)
     if name is None:
-        known = [schemes[0] for name, schemes in BROKERS.items() if name != "memory"]  # which is for tests
+        known = [scheme for name, kind in BROKERS.items() if name != "memory" for scheme in kind.schemes]
         raise _unknown("broker", settings.broker, known)
     given = Given(url, settings.options, settings.relay.publish_timeout, clock, hooks)
     return import_module(f"pillarbox.brokers.{name}"), given

@@ -106,8 +106,8 @@ def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, lin
         ),
         (
             "relay once --database sqlite:///shop.db --broker pulsar://localhost",
-            "broker: 'pulsar://localhost' is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats, https,"
-            " stdout",
+            "broker: 'pulsar://localhost' is of no known kind; known are sqlite, kafka, rabbitmq, amqp, amqps, redis,"
+            " rediss, nats, tls, https, http, stdout",
         ),
         *(
             (

@@ -13,7 +13,8 @@ from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.message import Message
 from pillarbox.dbapi import Inbox, Outbox
 from pillarbox.settings import InboxSettings
-from pillarbox.wiring import BROKERS, SystemClock, open_admin
+from pillarbox.settings.brokers import BROKERS
+from pillarbox.wiring import SystemClock, open_admin
 
 DATABASE = "sqlite:///shop.db"
 INBOX = Inbox("billing", lambda: sqlite3.connect("billing.db"))
@@ -99,8 +100,8 @@ def test_an_unknown_broker_names_the_known_ones_and_no_secret() -> None:
     with pytest.raises(ConfigError) as caught:
         Relay(database=DATABASE, broker="pulsar://:hunter2@localhost")
     assert str(caught.value) == (
-        "broker: 'pulsar://:***@localhost' is of no known kind; known are sqlite, kafka, rabbitmq, redis, nats, https,"
-        " stdout"
+        "broker: 'pulsar://:***@localhost' is of no known kind; known are sqlite, kafka, rabbitmq, amqp, amqps, redis,"
+        " rediss, nats, tls, https, http, stdout"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pillarbox.core.insert import check_identifier
 from pillarbox.errors import ConfigError
+from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.durations import write_duration
 
 ZERO = timedelta(0)
@@ -132,4 +133,4 @@ TABLES: Mapping[str, type] = {
     "inbox": InboxSettings,
     "health": HealthSettings,
 }
-OPTION_TABLES = frozenset(("kafka", "rabbitmq", "redis", "nats", "webhooks"))
+OPTION_TABLES = frozenset(kind.table for kind in BROKERS.values() if kind.table is not None)

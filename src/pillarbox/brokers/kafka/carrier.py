@@ -165,6 +165,11 @@ class Carrier:
         """Say what it means that the client does not take a message."""
         if not isinstance(error, KafkaException):
             return PublishRejected(f"event {_id(message)} cannot be a record of Kafka: {words_of(error)}")
+        if error_of(error).code() == KafkaError._INVALID_ARG:  # such as a topic with too long a name: it will never do
+            return PublishRejected(
+                f"event {_id(message)} cannot be a record of the topic {message.topic[:40]!r}: {error_of(error).str()};"
+                " a topic's name has at most 249 characters, of which none is outside ASCII"
+            )
         return self._meaning(message, error_of(error)) or BrokerUnavailable(f"Kafka's client: {error_of(error).str()}")
 
     def _meaning(self, message: Message, error: KafkaError) -> PublishError | None:
