@@ -1,16 +1,30 @@
-"""The door for asyncpg: Outbox on the caller's own connection, inside its transaction.
+"""The door for asyncpg: Outbox and Inbox on the caller's own connection, inside its transaction.
 
-Nothing is committed here, and no second connection is opened.
+Nothing is committed here but what a Consumer asks an Inbox to do, and no second connection is opened.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeAlias, Unpack
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack
+from uuid import UUID
 
 from pillarbox.core.event import Event
-from pillarbox.core.insert import OnDuplicate, Place, PlaceOptions, postgres_insertion, refuse_duplicates
+from pillarbox.core.insert import (
+    OnDuplicate,
+    Place,
+    PlaceOptions,
+    Rows,
+    Statement,
+    check_identifier,
+    postgres_insertion,
+    refuse_duplicates,
+)
 from pillarbox.core.postgres_facts import error_of
-from pillarbox.errors import ConfigError, MissingExtra, NoTransaction
+from pillarbox.errors import ConfigError, MissingExtra, NoTransaction, StoreUnavailable
+from pillarbox.inbox import programs
+from pillarbox.inbox.inbox import Registry, message_key
+from pillarbox.inbox.statements import texts_of
+from pillarbox.inbox.steps import Call, ClosedByHandler, Program, call_async, call_sync, drive_async, refused_at_commit
 
 try:
     import asyncpg
@@ -18,6 +32,7 @@ try:
 except ImportError as error:
     raise MissingExtra("asyncpg", "pillarbox.asyncpg") from error
 
+R = TypeVar("R")
 AnyConnection: TypeAlias = asyncpg.Connection | PoolConnectionProxy
 
 
@@ -44,6 +59,113 @@ class Outbox:
             refuse_duplicates(events, answer, on_duplicate)
 
 
+class Inbox(Registry[Any, Any]):
+    """Receives events for one consumer, each once. `opener` is a pool, or a coroutine function that connects; then one
+    connection is kept for each worker. Handlers are async, and get the connection.
+
+    >>> inbox = Inbox("billing", lambda: asyncpg.connect("postgresql:///billing"))
+    """
+
+    is_async: Literal[True] = True
+    most_workers = None
+
+    def __init__(
+        self,
+        consumer: str,
+        opener: "Callable[[], Awaitable[asyncpg.Connection]] | asyncpg.Pool",
+        *,
+        schema: str = "public",
+        prefix: str = "pillarbox_",
+    ) -> None:
+        super().__init__(consumer, prefix, takes_async=True)
+        self.texts = texts_of(consumer, "postgres", "$", f"{check_identifier('schema', schema)}.{prefix}")
+        if not isinstance(opener, asyncpg.Pool) and not callable(opener):
+            raise ConfigError(
+                f"opener: {opener!r:.60} opens nothing: give a pool, or a function that connects, for example"
+                " lambda: asyncpg.connect('postgresql:///billing')"
+            )
+        self._opener: Any = opener
+        self._idle: list[asyncpg.Connection] = []
+
+    async def first_time(self, connection: AnyConnection, message_id: str | UUID) -> bool:
+        """Note a message in the connection's transaction; False if this consumer has it already."""
+        _check(connection)
+        program = programs.first_time(self.texts, message_key(message_id))
+        return await drive_async(program, lambda statement: _run(connection, statement), _no_call)
+
+    async def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own; for the consumer."""
+        with _failures():
+            async with self._connection() as connection:
+                transaction = connection.transaction()
+                await transaction.start()
+                try:
+                    result = await drive_async(
+                        program, lambda statement: _run(connection, statement), lambda step: _call(connection, step)
+                    )
+                except BaseException:
+                    if not connection.is_closed():
+                        await transaction.rollback()
+                    raise
+                with _commit_failures():
+                    await transaction.commit()
+                return result
+
+    async def close(self) -> None:
+        """Close the connections that were kept; a pool is the application's."""
+        while self._idle:
+            await self._idle.pop().close()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AnyConnection]:
+        if isinstance(self._opener, asyncpg.Pool):
+            async with self._opener.acquire() as connection:
+                yield connection
+            return
+        mine = self._idle.pop() if self._idle else await self._opener()
+        try:
+            yield mine
+        finally:
+            if mine.is_closed() or mine.is_in_transaction():
+                await mine.close()
+            else:
+                self._idle.append(mine)
+
+
+async def _run(connection: AnyConnection, statement: Statement) -> Rows:
+    with _failures():
+        if statement.rows is not None:
+            await connection.executemany(statement.sql, statement.rows)
+            return ()
+        return [tuple(row) for row in await connection.fetch(statement.sql, *statement.parameters)]
+
+
+async def _call(connection: AnyConnection, step: Call) -> object:
+    try:
+        value = await call_async(step, connection) if step.is_async else call_sync(step, connection)
+    except asyncpg.PostgresError as error:
+        ours = error_of(error, error.sqlstate)
+        if isinstance(ours, StoreUnavailable):
+            raise ours from error
+        raise
+    if connection.is_closed():
+        raise ClosedByHandler
+    return value
+
+
+async def _no_call(_: Call) -> object:
+    raise AssertionError("this program calls no handler")
+
+
+@contextmanager
+def _commit_failures() -> Iterator[None]:
+    """A constraint that waits for the commit is the handler's to keep."""
+    try:
+        yield
+    except asyncpg.IntegrityConstraintViolationError as error:
+        raise refused_at_commit(error) from error
+
+
 def _check(connection: object) -> None:
     if not isinstance(connection, asyncpg.Connection | PoolConnectionProxy):
         raise ConfigError(
@@ -67,4 +189,6 @@ def _failures() -> Iterator[None]:
     except asyncpg.InterfaceError as error:
         if "closed" not in str(error):
             raise
+        raise error_of(error, None) from error
+    except OSError as error:  # as it connects
         raise error_of(error, None) from error

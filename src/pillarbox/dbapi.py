@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, TypeVar, Unpack, overload
+from typing import Any, Literal, NoReturn, TypeVar, Unpack
 from uuid import UUID
 
 from pillarbox.core.event import Event
@@ -15,14 +15,11 @@ from pillarbox.core.insert import OnDuplicate, Place, PlaceOptions, Rows, Statem
 from pillarbox.core.sqlite_facts import LEGACY, check_transaction, error_of
 from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
-from pillarbox.inbox.inbox import Handlers, message_key
-from pillarbox.inbox.programs import Texts
-from pillarbox.inbox.statements import sqlite_texts
-from pillarbox.inbox.steps import Call, Program, call_sync, drive
+from pillarbox.inbox.inbox import Registry, message_key
+from pillarbox.inbox.statements import texts_of
+from pillarbox.inbox.steps import Call, Program, call_sync, drive, refused_at_commit
 
 R = TypeVar("R")
-M = TypeVar("M")
-Handler = Callable[[sqlite3.Connection, Event[M]], None]
 
 
 class Outbox:
@@ -49,7 +46,7 @@ class Outbox:
             _raise_ours(connection, error)
 
 
-class Inbox:
+class Inbox(Registry[sqlite3.Connection, None]):
     """Receives events for one consumer, each once. `opener` gives a connection; every worker thread keeps one.
 
     >>> inbox = Inbox("billing", lambda: sqlite3.connect("billing.db"))
@@ -64,24 +61,13 @@ class Inbox:
 
     def __init__(self, consumer: str, opener: Callable[[], sqlite3.Connection], *, prefix: str = "pillarbox_") -> None:
         _check_opener(opener)
-        self.consumer = consumer
-        self.handlers = Handlers(consumer, prefix, takes_async=False)
-        self.texts = Texts(consumer, sqlite_texts(prefix))
+        super().__init__(consumer, prefix, takes_async=False)
+        self.texts = texts_of(consumer, "sqlite", "?", prefix)
         self._opener, self._mine = opener, threading.local()
-
-    @overload
-    def handler(self, type: str, *, payload: type[M], replays: bool = False) -> Callable[[Handler[M]], Handler[M]]: ...
-    @overload
-    def handler(
-        self, type: str, *, payload: None = None, replays: bool = False
-    ) -> Callable[[Handler[Any]], Handler[Any]]: ...
-    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
-        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return self.handlers.registrar(type, payload, replays)
 
     def first_time(self, connection: sqlite3.Connection, message_id: str | UUID) -> bool:
         """Note a message in the connection's transaction; False if this consumer has it already."""
-        _check_connection(connection, _inbox_for)
+        _check_connection(connection)
         with _failures(connection):
             program = programs.first_time(self.texts, message_key(message_id))
             return drive(program, lambda statement: _run(connection, statement))
@@ -103,7 +89,7 @@ class Inbox:
                 _begin(connection, "BEGIN" if reading else "BEGIN IMMEDIATE")
             result = drive(program, run, call)
             with _failures(connection):
-                _end(connection, "COMMIT")
+                _commit(connection)
         except BaseException:
             self._roll_back(connection)
             raise
@@ -122,7 +108,7 @@ class Inbox:
                 connection = self._opener()
             except sqlite3.Error as error:
                 raise error_of(error, "", "") from error
-            _check_module(connection, _inbox_for)
+            _check_module(connection)
             self._mine.connection = connection
         return connection
 
@@ -168,32 +154,32 @@ def _end(connection: sqlite3.Connection, how: Literal["COMMIT", "ROLLBACK"]) -> 
         connection.rollback()
 
 
-def _outbox_for(library: str) -> str:
+def _commit(connection: sqlite3.Connection) -> None:
+    try:
+        _end(connection, "COMMIT")
+    except sqlite3.IntegrityError as error:  # a constraint that waits for the commit: the handler broke it
+        raise refused_at_commit(error) from error
+
+
+def _door_for(library: str) -> str:
     """Say which door takes a connection of another library."""
     if library in ("psycopg", "asyncpg"):
         return f"for {library} take pillarbox.{library}"
     return "for SQLAlchemy take pillarbox.sqlalchemy, for Django pillarbox.django"
 
 
-def _inbox_for(library: str) -> str:
-    """Say which inbox takes a connection of another library."""
-    if library in ("psycopg", "asyncpg"):
-        return "PostgreSQL has an outbox, but no inbox so far: let this consumer keep its data in SQLite"
-    return "for SQLAlchemy on SQLite take pillarbox.sqlalchemy"
-
-
-def _check_connection(connection: sqlite3.Connection, door_for: Callable[[str], str] = _outbox_for) -> None:
-    _check_module(connection, door_for)
+def _check_connection(connection: sqlite3.Connection) -> None:
+    _check_module(connection)
     if not connection.in_transaction:
         check_transaction(connection, _cure(connection))
 
 
-def _check_module(connection: object, door_for: Callable[[str], str]) -> None:
+def _check_module(connection: object) -> None:
     if not isinstance(connection, sqlite3.Connection):
         kind = type(connection)
         raise ConfigError(
             f"a {kind.__module__}.{kind.__qualname__} is no connection that pillarbox.dbapi knows: it takes"
-            f" sqlite3.Connection; {door_for(kind.__module__.partition('.')[0])}"
+            f" sqlite3.Connection; {_door_for(kind.__module__.partition('.')[0])}"
         )
 
 

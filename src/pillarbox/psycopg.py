@@ -1,14 +1,40 @@
-"""The door for psycopg 3: Outbox and AsyncOutbox on the caller's own connection, inside its transaction.
+"""The door for psycopg 3: Outbox and Inbox on the caller's own connection, inside its transaction; each also async.
 
-Nothing is committed here, and no second connection is opened.
+Nothing is committed here but what a Consumer asks an Inbox to do, and no second connection is opened.
 """
 
-from typing import Any, Unpack
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from typing import Any, Literal, Protocol, TypeVar, Unpack
+from uuid import UUID
 
 from pillarbox.core.event import Event
-from pillarbox.core.insert import OnDuplicate, Place, PlaceOptions, postgres_insertion, refuse_duplicates
+from pillarbox.core.insert import (
+    OnDuplicate,
+    Place,
+    PlaceOptions,
+    Rows,
+    Statement,
+    check_identifier,
+    postgres_insertion,
+    refuse_duplicates,
+)
 from pillarbox.core.postgres_facts import error_of
-from pillarbox.errors import ConfigError, MissingExtra, NoTransaction
+from pillarbox.errors import ConfigError, MissingExtra, NoTransaction, StoreUnavailable
+from pillarbox.inbox import programs
+from pillarbox.inbox.inbox import Registry, message_key
+from pillarbox.inbox.statements import texts_of
+from pillarbox.inbox.steps import (
+    Call,
+    ClosedByHandler,
+    Program,
+    call_async,
+    call_sync,
+    drive,
+    drive_async,
+    refused_at_commit,
+)
 
 try:
     import psycopg
@@ -18,6 +44,7 @@ try:
 except ImportError as error:
     raise MissingExtra("postgres", "pillarbox.psycopg") from error
 
+R = TypeVar("R")
 _CURE = "wrap it in `with connection.transaction():`, or connect without autocommit"
 
 
@@ -78,7 +105,230 @@ class AsyncOutbox:
         refuse_duplicates(events, answer, on_duplicate)
 
 
+class Pool(Protocol):
+    """What psycopg_pool.ConnectionPool has."""
+
+    def connection(self) -> AbstractContextManager[Connection[Any]]: ...
+
+
+class AsyncPool(Protocol):
+    """What psycopg_pool.AsyncConnectionPool has."""
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]: ...
+
+
+class Inbox(Registry[Connection[Any], None]):
+    """Receives events for one consumer, each once. `opener` is a pool, or opens a connection, of which every worker
+    thread keeps one.
+
+    >>> inbox = Inbox("billing", lambda: psycopg.connect("dbname=billing"))
+    >>> @inbox.handler("OrderPlaced")
+    ... def bill(connection: Connection[Any], event: Event[Any]) -> None:
+    ...     connection.execute("INSERT INTO invoices (order_id) VALUES (%s)", [event.payload["order_id"]])
+    """
+
+    is_async: Literal[False] = False
+    most_workers = None
+
+    def __init__(
+        self,
+        consumer: str,
+        opener: Callable[[], Connection[Any]] | Pool,
+        *,
+        schema: str = "public",
+        prefix: str = "pillarbox_",
+    ) -> None:
+        super().__init__(consumer, prefix, takes_async=False)
+        self.texts = texts_of(consumer, "postgres", "%s", _place(schema, prefix))
+        self._opener = _check_opener(opener, "psycopg.connect('dbname=billing')")
+        self._mine = threading.local()
+
+    def first_time(self, connection: Connection[Any], message_id: str | UUID) -> bool:
+        """Note a message in the connection's transaction; False if this consumer has it already."""
+        _check_kind(connection, Connection)
+        _check_transaction(connection)
+        program = programs.first_time(self.texts, message_key(message_id))
+        return drive(program, lambda statement: _run(connection, statement))
+
+    def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own; for the consumer."""
+        with _failures(), self._connection() as connection, _commit_failures(), connection.transaction():
+            return drive(program, lambda statement: _run(connection, statement), lambda step: _call(connection, step))
+
+    def close(self) -> None:
+        """Close this thread's connection; a pool is the application's."""
+        connection: Connection[Any] | None = self._mine.__dict__.pop("connection", None)
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection[Any]]:
+        if not callable(self._opener):
+            with self._opener.connection() as connection:
+                yield connection
+            return
+        mine: Connection[Any] | None = self._mine.__dict__.get("connection")
+        if mine is None or mine.closed:
+            mine = self._mine.connection = self._opener()
+            _check_kind(mine, Connection)
+        if mine.info.transaction_status is not TransactionStatus.IDLE:
+            mine.rollback()
+        yield mine
+
+
+class AsyncInbox(Registry[AsyncConnection[Any], Any]):
+    """The same for AsyncConnection. `opener` is a pool, or a coroutine function that connects; one connection is kept
+    for each worker.
+
+    >>> inbox = AsyncInbox("billing", lambda: AsyncConnection.connect("dbname=billing"))
+    """
+
+    is_async: Literal[True] = True
+    most_workers = None
+
+    def __init__(
+        self,
+        consumer: str,
+        opener: Callable[[], Awaitable[AsyncConnection[Any]]] | AsyncPool,
+        *,
+        schema: str = "public",
+        prefix: str = "pillarbox_",
+    ) -> None:
+        super().__init__(consumer, prefix, takes_async=True)
+        self.texts = texts_of(consumer, "postgres", "%s", _place(schema, prefix))
+        self._opener = _check_opener(opener, "psycopg.AsyncConnection.connect('dbname=billing')")
+        self._idle: list[AsyncConnection[Any]] = []
+
+    async def first_time(self, connection: AsyncConnection[Any], message_id: str | UUID) -> bool:
+        """Note a message in the connection's transaction; False if this consumer has it already."""
+        _check_kind(connection, AsyncConnection)
+        _check_transaction(connection)
+        program = programs.first_time(self.texts, message_key(message_id))
+        return await drive_async(program, lambda statement: _run_async(connection, statement), _no_call)
+
+    async def perform(self, program: Program[R], *, reading: bool = False) -> R:
+        """Run a program in a transaction of its own; for the consumer."""
+        with _failures():
+            async with self._connection() as connection:
+                with _commit_failures():
+                    async with connection.transaction():
+                        return await drive_async(
+                            program,
+                            lambda statement: _run_async(connection, statement),
+                            lambda step: _call_async(connection, step),
+                        )
+
+    async def close(self) -> None:
+        """Close the connections that were kept; a pool is the application's."""
+        while self._idle:
+            await self._idle.pop().close()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[AsyncConnection[Any]]:
+        if not callable(self._opener):
+            async with self._opener.connection() as connection:
+                yield connection
+            return
+        mine = self._idle.pop() if self._idle else await self._opener()
+        _check_kind(mine, AsyncConnection)
+        try:
+            yield mine
+        finally:
+            if not mine.closed and mine.info.transaction_status is TransactionStatus.IDLE:
+                self._idle.append(mine)
+            else:
+                await mine.close()
+
+
 AnyConnection = Connection[Any] | AsyncConnection[Any]
+
+
+def _place(schema: str, prefix: str) -> str:
+    return f"{check_identifier('schema', schema)}.{prefix}"
+
+
+O = TypeVar("O")  # noqa: E741
+
+
+def _check_opener(opener: O, example: str) -> O:
+    if not callable(opener) and not hasattr(opener, "connection"):
+        raise ConfigError(
+            f"opener: {opener!r:.60} opens nothing: give a pool, or a function that connects, for example"
+            f" lambda: {example}"
+        )
+    return opener
+
+
+def _run(connection: Connection[Any], statement: Statement) -> Rows:
+    with _failures(), Cursor(connection, row_factory=tuple_row) as cursor:
+        if statement.rows is not None:
+            cursor.executemany(statement.sql.encode(), statement.rows)
+            return ()
+        cursor.execute(statement.sql.encode(), statement.parameters)
+        return cursor.fetchall() if cursor.description else ()
+
+
+async def _run_async(connection: AsyncConnection[Any], statement: Statement) -> Rows:
+    with _failures():
+        async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
+            if statement.rows is not None:
+                await cursor.executemany(statement.sql.encode(), statement.rows)
+                return ()
+            await cursor.execute(statement.sql.encode(), statement.parameters)
+            return await cursor.fetchall() if cursor.description else ()
+
+
+def _call(connection: Connection[Any], step: Call) -> object:
+    with _outages(connection):
+        return call_sync(step, connection)
+
+
+async def _call_async(connection: AsyncConnection[Any], step: Call) -> object:
+    with _outages(connection):
+        return await call_async(step, connection) if step.is_async else call_sync(step, connection)
+
+
+async def _no_call(_: Call) -> object:
+    raise AssertionError("this program calls no handler")
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Turn what the server says to a statement of ours into our errors; a misuse of psycopg is the caller's own."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if _is_callers_own(error):
+            raise
+        raise error_of(error, error.sqlstate) from error
+
+
+@contextmanager
+def _commit_failures() -> Iterator[None]:
+    """A constraint that waits for the commit is the handler's to keep."""
+    try:
+        yield
+    except psycopg.IntegrityError as error:
+        raise refused_at_commit(error) from error
+
+
+@contextmanager
+def _outages(connection: AnyConnection) -> Iterator[None]:
+    """Turn only those errors of a handler into ours that mean: the database is away, or wants another try."""
+    try:
+        yield
+    except psycopg.Error as error:
+        ours = error_of(error, error.sqlstate)
+        if isinstance(ours, StoreUnavailable) and not _is_callers_own(error) and not _was_closed(connection):
+            raise ours from error
+        raise
+    if _was_closed(connection):
+        raise ClosedByHandler
+
+
+def _was_closed(connection: AnyConnection) -> bool:
+    """Tell whether somebody here has closed it; one that broke is not closed by us."""
+    return connection.closed and not connection.broken
 
 
 def _check_kind(connection: object, expected: type) -> None:

@@ -101,7 +101,7 @@ class Consumer(consumers.Consumer):
         if isinstance(topics, str) or not topics:
             raise ConfigError(f'topics: {topics!r} is no list of topics; name at least one: ["order-events"]')
         if not isinstance(getattr(inbox, "handlers", None), Handlers):
-            raise ConfigError(f"inbox: {inbox!r:.60} is no Inbox of pillarbox.sqlalchemy or pillarbox.dbapi")
+            raise ConfigError(f"inbox: {inbox!r:.60} is no Inbox of a door, such as pillarbox.sqlalchemy")
         if settings.inbox.mode != "handle":
             raise ConfigError(f"inbox.mode: this release knows only 'handle', not {settings.inbox.mode!r}")
         open_subscriber = _subscriber(settings, broker, inbox.handlers.consumer, topics, clock, hooks)

@@ -168,7 +168,7 @@ def test_a_body_that_was_received_is_shown_as_json_or_text_if_it_can_be(
         ("bilking:inbox", "bilking:inbox: there is no module 'bilking' here or on the path"),
         ("billing.deeper:inbox", "billing.deeper:inbox: there is no module 'billing.deeper' here or on the path"),
         ("billing:outbox", "billing:outbox: module 'billing' has no 'outbox'"),
-        ("billing:not_an_inbox", "inbox: 5 is no Inbox of pillarbox.sqlalchemy or pillarbox.dbapi"),
+        ("billing:not_an_inbox", "inbox: 5 is no Inbox of a door, such as pillarbox.sqlalchemy"),
     ],
 )
 def test_what_is_no_inbox_is_one_line_and_code_1(billing: "Shop", place: str, line: str) -> None:

@@ -11,9 +11,9 @@ from psycopg.rows import dict_row
 
 from pillarbox.testing.contracts.door import DoorFeatures
 
-FEATURES = DoorFeatures(inbox=False)
+FEATURES = DoorFeatures()
 EFFECT = "INSERT INTO effects VALUES ('{}')"
-_TABLES = ("outbox", "numbers", "keys")
+_TABLES = ("outbox", "numbers", "keys", "inbox", "inbox_parked")
 _COLUMNS = (
     "id, event_id::text, aggregate_type, aggregate_id, event_type, topic, payload::text, body, content_type,"
     " headers::text, idempotency_key, number, (extract(epoch FROM available_at) * 1000000)::bigint AS available_at,"
@@ -33,7 +33,8 @@ class DoorDatabase:
     def rows(self, table: str) -> Sequence[Mapping[str, Any]]:
         if table == "outbox":
             return self._reader.execute(f"SELECT {_COLUMNS} FROM pillarbox_outbox ORDER BY id".encode()).fetchall()
-        return self._reader.execute(f"SELECT * FROM {table}".encode()).fetchall()
+        name = "effects" if table == "effects" else f"pillarbox_{table}"
+        return self._reader.execute(f"SELECT * FROM {name}".encode()).fetchall()
 
     def close(self) -> None:
         self._reader.close()
@@ -49,12 +50,6 @@ class PostgresBench:
 
     async def rows(self, table: str) -> Sequence[Mapping[str, Any]]:
         return await asyncio.to_thread(self.database.rows, table)
-
-    async def first_time(self, transaction: Any, message_id: str) -> bool:
-        raise NotImplementedError("this door receives nothing")
-
-    async def handle(self, message: Any, what: str, *, fail: bool = False) -> object:
-        raise NotImplementedError("this door receives nothing")
 
 
 class Wire:

@@ -6,11 +6,13 @@ from typing import Any
 import asyncpg
 import pytest
 
-from pillarbox.asyncpg import Outbox
+from pillarbox.asyncpg import Inbox, Outbox
 from pillarbox.core.event import Event
 from pillarbox.core.insert import OnDuplicate
+from pillarbox.core.message import Message
 from pillarbox.testing.contracts.door import DoorContract
 from pillarbox.testing.contracts.rules import check, rules_of
+from pillarbox.testing.contracts.sqlite3_door import reception
 from tests.contracts.postgres_doors import EFFECT, FEATURES, PostgresBench
 
 
@@ -20,7 +22,7 @@ class ConnectionBench(PostgresBench):
         self._opened: list[Any] = []
         self._transactions: dict[Any, Any] = {}
         self._calls = 0
-        self._outbox = Outbox(max_payload=1000)
+        self._outbox, self._inbox = Outbox(max_payload=1000), Inbox("bench", self._connect)
 
     def _count(self, query: object) -> None:
         self._calls += 1
@@ -63,6 +65,23 @@ class ConnectionBench(PostgresBench):
         await self._outbox.add(transaction, *events, on_duplicate=on_duplicate)
         await asyncio.sleep(0)
 
+    async def first_time(self, transaction: Any, message_id: str) -> bool:
+        return await self._inbox.first_time(transaction, message_id)
+
+    async def handle(self, message: Message, what: str, *, fail: bool = False) -> object:
+        inbox = await self._receiver()
+
+        @inbox.handler("OrderPlaced")
+        async def write_and_fail(connection: Any, event: Event[Any]) -> None:
+            await connection.execute(EFFECT.format(what))
+            if fail:
+                raise RuntimeError("the bench fails it")
+
+        return await inbox.perform(reception(inbox, message))
+
+    async def _receiver(self) -> Inbox:
+        return Inbox("bench", self._connect)
+
     def round_trips(self) -> int:
         return self._calls
 
@@ -73,6 +92,10 @@ class ConnectionBench(PostgresBench):
 
 
 class PoolBench(ConnectionBench):
+    async def _receiver(self) -> Inbox:
+        self._opened.append(await asyncpg.create_pool(self.database.url, min_size=1, max_size=1))
+        return Inbox("bench", self._opened[-1])
+
     async def _connect(self) -> Any:
         pool = await asyncpg.create_pool(self.database.url, min_size=1, max_size=1)
         self._opened.append(pool)

@@ -9,10 +9,11 @@ import pytest
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import OnDuplicate
-from pillarbox.django import Outbox
+from pillarbox.core.message import Message
+from pillarbox.django import Inbox, Outbox
 from pillarbox.testing.contracts.door import DoorContract
 from pillarbox.testing.contracts.rules import check, rules_of
-from pillarbox.testing.contracts.sqlite3_door import SqliteFile
+from pillarbox.testing.contracts.sqlite3_door import SqliteFile, reception
 from tests.contracts.postgres_doors import EFFECT, FEATURES, DoorDatabase
 from tests.integration.django_settings import connections, django_database, transaction
 
@@ -59,7 +60,7 @@ class DjangoBench:
         self._alias = django_database(database.path if isinstance(database, SqliteFile) else database.url)
         self._opened: list[DjangoTransaction] = []
         self._calls = 0
-        self._outbox = Outbox(max_payload=1000)
+        self._outbox, self._inbox = Outbox(max_payload=1000), Inbox("bench", self._alias)
 
     def _count(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         self._calls += 1
@@ -94,11 +95,20 @@ class DjangoBench:
     ) -> None:
         await transaction.do(lambda _: self._outbox.add(*events, using=self._alias, on_duplicate=on_duplicate))
 
-    async def first_time(self, transaction: Any, message_id: str) -> bool:
-        raise NotImplementedError("this door receives nothing")
+    async def first_time(self, transaction: DjangoTransaction, message_id: str) -> bool:
+        return await transaction.do(lambda _: self._inbox.first_time(message_id))
 
-    async def handle(self, message: Any, what: str, *, fail: bool = False) -> object:
-        raise NotImplementedError("this door receives nothing")
+    async def handle(self, message: Message, what: str, *, fail: bool = False) -> object:
+        inbox = Inbox("bench", self._alias)
+
+        @inbox.handler("OrderPlaced")
+        def write_and_fail(connection: Any, event: Event[Any]) -> None:
+            connection.cursor().execute(EFFECT.format(what))
+            if fail:
+                raise RuntimeError("the bench fails it")
+
+        opened = await self.autocommit()
+        return await opened.do(lambda _: inbox.perform(reception(inbox, message)))
 
     def round_trips(self) -> int:
         return self._calls

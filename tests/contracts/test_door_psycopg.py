@@ -1,5 +1,6 @@
 """The door for psycopg keeps the contract: in plain transactions, and in the transaction blocks of autocommit."""
 
+import asyncio
 from typing import Any
 
 import psycopg
@@ -7,9 +8,11 @@ import pytest
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import OnDuplicate
-from pillarbox.psycopg import AsyncOutbox, Outbox
+from pillarbox.core.message import Message
+from pillarbox.psycopg import AsyncInbox, AsyncOutbox, Inbox, Outbox
 from pillarbox.testing.contracts.door import DoorContract
 from pillarbox.testing.contracts.rules import check, rules_of
+from pillarbox.testing.contracts.sqlite3_door import reception
 from tests.contracts.postgres_doors import EFFECT, FEATURES, PostgresBench, Wire
 
 
@@ -20,7 +23,7 @@ class SyncBench(PostgresBench):
         super().__init__(url)
         self._wire = Wire()
         self._opened: list[Any] = []
-        self._outbox = Outbox(max_payload=1000)
+        self._outbox, self._inbox = Outbox(max_payload=1000), Inbox("bench", self._open)
 
     def _open(self, **options: Any) -> Any:
         connection = psycopg.connect(self.database.url, **options)
@@ -58,6 +61,20 @@ class SyncBench(PostgresBench):
     async def add(self, transaction: Any, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
         self._outbox.add(transaction, *events, on_duplicate=on_duplicate)
 
+    async def first_time(self, transaction: Any, message_id: str) -> bool:
+        return await asyncio.to_thread(self._inbox.first_time, transaction, message_id)
+
+    async def handle(self, message: Message, what: str, *, fail: bool = False) -> object:
+        inbox = Inbox("bench", lambda: self._open(autocommit=self.autocommits))
+
+        @inbox.handler("OrderPlaced")
+        def write_and_fail(connection: psycopg.Connection[Any], event: Event[Any]) -> None:
+            connection.execute(EFFECT.format(what).encode())
+            if fail:
+                raise RuntimeError("the bench fails it")
+
+        return inbox.perform(reception(inbox, message))
+
     def round_trips(self) -> int:
         return self._wire.round_trips()
 
@@ -79,7 +96,7 @@ class AsyncBench(PostgresBench):
         super().__init__(url)
         self._wire = Wire()
         self._opened: list[Any] = []
-        self._outbox = AsyncOutbox(max_payload=1000)
+        self._outbox, self._inbox = AsyncOutbox(max_payload=1000), AsyncInbox("bench", self._open)
 
     async def _open(self, **options: Any) -> Any:
         connection = await psycopg.AsyncConnection.connect(self.database.url, **options)
@@ -113,6 +130,20 @@ class AsyncBench(PostgresBench):
 
     async def add(self, transaction: Any, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
         await self._outbox.add(transaction, *events, on_duplicate=on_duplicate)
+
+    async def first_time(self, transaction: Any, message_id: str) -> bool:
+        return await self._inbox.first_time(transaction, message_id)
+
+    async def handle(self, message: Message, what: str, *, fail: bool = False) -> object:
+        inbox = AsyncInbox("bench", self._open)
+
+        @inbox.handler("OrderPlaced")
+        async def write_and_fail(connection: psycopg.AsyncConnection[Any], event: Event[Any]) -> None:
+            await connection.execute(EFFECT.format(what).encode())
+            if fail:
+                raise RuntimeError("the bench fails it")
+
+        return await inbox.perform(reception(inbox, message))
 
     def round_trips(self) -> int:
         return self._wire.round_trips()

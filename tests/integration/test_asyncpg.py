@@ -68,7 +68,7 @@ async def test_a_pool_is_refused_and_its_connections_are_not(url: str) -> None:
 async def test_the_door_for_sqlite3_names_this_one(connection: Any) -> None:
     with pytest.raises(ConfigError, match=r"for asyncpg take pillarbox\.asyncpg"):
         dbapi.Outbox().add(connection, PING)
-    with pytest.raises(ConfigError, match="PostgreSQL has an outbox, but no inbox so far"):
+    with pytest.raises(ConfigError, match=r"for asyncpg take pillarbox\.asyncpg"):
         dbapi.Inbox("billing", lambda: connection).first_time(connection, "message")
 
 

@@ -1,4 +1,4 @@
-"""The three roles: each can do its work, and nothing else."""
+"""The four roles: each can do its work, and nothing else."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from psycopg import errors
 
 from pillarbox.core.event import Event
 from pillarbox.errors import DuplicateEvent, StoreError
-from pillarbox.psycopg import Outbox
+from pillarbox.psycopg import Inbox, Outbox
 from servers.postgres import RunningPostgres
 from tests.integration.postgres_shop import made, roles
 
@@ -165,6 +165,25 @@ def test_a_viewer_changes_nothing(become: As, table: str) -> None:
     assert refused(viewer, f"INSERT INTO {name} DEFAULT VALUES")
     assert refused(viewer, f"DELETE FROM {name}")
     assert refused(viewer, f"TRUNCATE {name}")
+
+
+INBOX = ("inbox", "inbox_numbers", "inbox_parked")
+
+
+def test_a_consumer_keeps_its_inbox_and_nothing_else(become: As) -> None:
+    consumer = become("consumer")
+    inbox = Inbox("billing", lambda: consumer)
+    with consumer.transaction(force_rollback=True):
+        assert inbox.first_time(consumer, "1")
+    with consumer.transaction(force_rollback=True):
+        consumer.execute("SELECT pillarbox_receive('billing', '1', NULL)")
+        consumer.execute(
+            "SELECT pillarbox_park_received('billing', '2', 'dead', NULL, NULL, 1, 'no', NULL, now(), 't', NULL, '{}',"
+            " '', '', '', 'Placed')"
+        )
+    for table in TABLES:
+        refusals = [refused(consumer, f"{words} pillarbox_{table}") for words in ("SELECT * FROM", "DELETE FROM")]
+        assert refusals == [table not in INBOX] * 2, table
 
 
 def test_a_relay_reads_the_log_and_deletes_what_is_settled_but_never_changes_it(become: As) -> None:

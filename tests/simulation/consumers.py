@@ -14,8 +14,7 @@ from pillarbox.core.routing import Topics
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.inbox.consumer import Consumer
 from pillarbox.inbox.inbox import Handlers
-from pillarbox.inbox.programs import Texts
-from pillarbox.inbox.statements import sqlite_texts
+from pillarbox.inbox.statements import texts_of
 from pillarbox.inbox.steps import Call, Program, drive_async
 from pillarbox.telemetry.hooks import Hooks
 from tests.simulation.faults import Life
@@ -102,7 +101,7 @@ class SimulatedInbox:
     def __init__(self, life: ConsumerLife) -> None:
         self._life, self._billing = life, life.world.billing
         self.handlers = Handlers("billing", takes_async=True)
-        self.texts = Texts("billing", sqlite_texts("pillarbox_"))
+        self.texts = texts_of("billing", "sqlite", "?", "pillarbox_")
         for topic in life.world.topics:
             self.handlers.register(topic, self._bill, None, False)
 
@@ -111,6 +110,9 @@ class SimulatedInbox:
         await asyncio.sleep(self._life.world.random.random() * 0.02)
         if self._life.chance("handler", "raises", 0.03):
             raise ValueError("simulated: the handler fails")
+
+    async def close(self) -> None:
+        """The database outlives whoever dies here."""
 
     async def perform(self, program: Program[R], *, reading: bool = False) -> R:
         connection = self._billing.connection

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from pillarbox.core.insert import Statement
+from pillarbox.core.insert_texts import Dialect
 from pillarbox.core.message import Delivery, Message
 from pillarbox.core.routing import Topic, Topics
 from pillarbox.errors import ConfigError, HandlerMissing
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Handlers, message_key
 from pillarbox.inbox.received import receive, synthetic_key
-from pillarbox.inbox.statements import sqlite_texts
+from pillarbox.inbox.statements import texts_of
 from pillarbox.inbox.steps import drive
 
 
@@ -164,22 +165,34 @@ def test_a_first_delivery_costs_three_statements() -> None:
     """The inbox row, and a mark around the handler; nothing of the parking lot, nothing that counts."""
     chosen = handlers()
     chosen.register("Ping", plain, None, False)
-    texts = programs.Texts("billing", sqlite_texts("pillarbox_"))
+    texts = texts_of("billing", "sqlite", "?", "pillarbox_")
     headers = {"id": "0190a6a1-0000-7000-8000-0000000000ff", "type": "Ping"}
     received = receive(Delivery(Message("t", None, headers, b"{}")), chosen, Topics())
     statements: list[str] = []
 
     def run(statement: Statement) -> list[tuple[int]]:
         statements.append(statement.sql)
-        return [(1,)]
+        return [(1,)] if len(statements) == 1 else []
 
     program = programs.receive(texts, received, chosen, datetime.now(UTC), lambda _: None, lambda *_: None)
     assert drive(program, run, lambda call: None) is programs.Reception.HANDLED
-    assert statements == [texts.sql["receive"], texts.sql["mark"], texts.sql["unmark"]]
+    assert statements == [texts.texts[name].sql for name in ("receive", "mark", "unmark")]
 
 
-def test_the_prefix_is_in_every_statement() -> None:
-    assert all("shop_inbox" in text and "pillarbox_" not in text for text in sqlite_texts("shop_").values())
+@pytest.mark.parametrize(("dialect", "place"), [("sqlite", "shop_"), ("postgres", "acme.shop_")])
+def test_the_place_is_in_every_statement(dialect: Dialect, place: str) -> None:
+    texts = texts_of("billing", dialect, "%s", place).texts
+    assert [name for name, text in texts.items() if place not in text.sql] in ([], ["unmark"])
+    assert not any("pillarbox_" in text.sql for text in texts.values())
+
+
+def test_each_parameter_is_given_once_and_goes_wherever_it_is_wanted() -> None:
+    key = ("billing", "1", None)
+    assert texts_of("billing", "postgres", "$", "p_")("receive", *key).parameters == key
+    assert texts_of("billing", "sqlite", "?", "p_")("receive", *key).parameters == ("billing", "1") * 2 + (
+        "billing",
+        None,
+    )
 
 
 def test_a_long_traceback_keeps_its_end() -> None:

@@ -116,7 +116,7 @@ def test_every_broker_is_opened_by_its_module(module: str) -> None:
 
 
 def test_what_is_no_inbox_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^inbox: 5 is no Inbox of pillarbox\.sqlalchemy or pillarbox\.dbapi$"):
+    with pytest.raises(ConfigError, match=r"^inbox: 5 is no Inbox of a door, such as pillarbox\.sqlalchemy$"):
         Consumer(5, broker="sqlite:///stream.db", topics=["order-events"])
 
 

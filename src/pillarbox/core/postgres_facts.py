@@ -5,16 +5,27 @@ import re
 from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 
 _NOT_OURS = ("42P01", "42703", "42883", "3F000")  # no such table, column, function, schema
-_AGAIN = ("40001", "40P01", "55P03", "57014")  # serialization failure, deadlock, no lock in time, cancelled
+_IN_THE_WAY = ("40001", "40P01")  # serialization failure, deadlock
+_AGAIN = ("55P03", "57014")  # no lock in time, cancelled
 _AWAY = ("08", "53", "57P")  # connection, resources, shutdown
 _READ_ONLY, _FAILED, _NO_RIGHT = "25006", "25P02", "42501"
 _NOT_PREPARED = ("26000", "42P05")  # a prepared statement is not there, or is there already
-_OUR_NAME = re.compile(r"\b(\w+)\.(\w+?)(?:outbox|add|draw_numbers|take_keys)\b")
+_OUR_NAME = re.compile(
+    r"\b(\w+)\.(\w+?)(?:outbox|add|draw_numbers|take_keys|inbox|inbox_parked|receive|park_received)\b"
+)
 _PREPARED = (
     "a pooler in transaction mode gives each transaction another session, so let the driver prepare nothing:"
     " prepare_threshold=None with psycopg, statement_cache_size=0 with asyncpg, prepared_statement_cache_size=0 besides"
     " with SQLAlchemy on asyncpg"
 )
+
+
+class StoreConflict(StoreUnavailable):
+    """Two transactions were in each other's way, and the database chose this one to be tried again."""
+
+
+class TransactionFailed(StoreError):
+    """An earlier statement of this transaction failed, so nothing of it can be kept."""
 
 
 def migrate_up(database: str, schema: str = "public", prefix: str = "pillarbox_") -> str:
@@ -48,9 +59,13 @@ def error_of(error: BaseException, sqlstate: str | None) -> StoreError:
     if code == _NO_RIGHT:
         return StoreError(f"{words}: grant this user the writer's role, which the script with the roles makes")
     if code == _FAILED:
-        return StoreError(f"an earlier statement of this transaction failed ({words}): roll back and begin again")
+        return TransactionFailed(
+            f"an earlier statement of this transaction failed ({words}): roll back and begin again"
+        )
     if code == _READ_ONLY:
         return StoreUnavailable(f"{words}: this may be a standby; connect to the primary and try again")
+    if code in _IN_THE_WAY:
+        return StoreConflict(f"{words}; roll back and try again")
     if code in _AGAIN:
         return StoreUnavailable(f"{words}; roll back and try again")
     if not code or code.startswith(_AWAY):

@@ -1,4 +1,5 @@
-"""The door for Django: Outbox on the connection of `atomic()`, on PostgreSQL and SQLite. It needs no app and no models.
+"""The door for Django: Outbox and Inbox on the connection of `atomic()`, on PostgreSQL and SQLite. It needs no app and
+no models.
 
 PILLARBOX = {"outbox": {"schema": "public", "prefix": "pillarbox_"}}            # in settings.py, if need be
 """
@@ -10,6 +11,7 @@ try:
 except ImportError as error:
     raise MissingExtra("django", "pillarbox.django") from error
 
+from pillarbox.django.inbox import Inbox
 from pillarbox.django.outbox import Outbox
 
-__all__ = ["Outbox"]
+__all__ = ["Inbox", "Outbox"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
+from pillarbox.core.postgres_facts import StoreConflict
 from pillarbox.core.retry import PUBLISHED, Dead, RetryAt, RetryPolicy, Untouched, Verdict, sayable, words_of
 from pillarbox.core.routing import Line, Topics
 from pillarbox.errors import (
@@ -34,6 +35,8 @@ from pillarbox.telemetry.hooks import Hooks, Moment
 
 R = TypeVar("R")
 SLOW_AFTER, SLOW_AGAIN, WATCH_EVERY = 30.0, 60.0, 1.0
+CONFLICT = 0.05
+"""How many seconds at most a transaction waits that was in another one's way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,9 @@ class Handling:
     async def _verdict(self, worker: int, received: Received) -> Verdict:
         try:
             reception = await self._receive(worker, received)
+        except StoreConflict as error:
+            await asyncio.sleep(CONFLICT * self._rules.chance())  # so that the two do not meet again at once
+            return Untouched(words_of(error))
         except StoreUnavailable as error:
             self.store.struck(error)
             return Untouched(words_of(error))

@@ -3,14 +3,18 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, overload
 from uuid import UUID
 
+from pillarbox.core.event import Event
 from pillarbox.core.insert import check_identifier
 from pillarbox.errors import ConfigError, HandlerMissing, InvalidEvent
 
 LONGEST = 255
 H = TypeVar("H", bound=Callable[..., Any])
+M = TypeVar("M")
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Handler(NamedTuple):
@@ -69,6 +73,27 @@ class Handlers:
     def types(self) -> frozenset[str]:
         """The types of event that are handled; all others are acknowledged and passed over."""
         return frozenset(self._by_type)
+
+
+class Registry(Generic[T, V]):
+    """The half of an Inbox that every door shares: its consumer and its handlers. `T` is what a handler writes with,
+    `V` what it gives back: nothing, or something to await."""
+
+    def __init__(self, consumer: str, prefix: str, *, takes_async: bool) -> None:
+        self.consumer = consumer
+        self.handlers = Handlers(consumer, prefix, takes_async=takes_async)
+
+    @overload
+    def handler(
+        self, type: str, *, payload: type[M], replays: bool = False
+    ) -> Callable[[Callable[[T, Event[M]], V]], Callable[[T, Event[M]], V]]: ...
+    @overload
+    def handler(
+        self, type: str, *, payload: None = None, replays: bool = False
+    ) -> Callable[[Callable[[T, Event[Any]], V]], Callable[[T, Event[Any]], V]]: ...
+    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
+        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
+        return self.handlers.registrar(type, payload, replays)
 
 
 def check_consumer(consumer: object) -> str:

@@ -14,15 +14,17 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from pillarbox.core.event import Event
-from pillarbox.core.insert import Statement, microseconds
+from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
+from pillarbox.core.postgres_facts import StoreConflict, TransactionFailed
 from pillarbox.core.retry import Dead, RetryAt, sayable, words_of
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Settled, Settlement
 from pillarbox.errors import HandlerFailed, HandlerSignal, StoreError, StoreUnavailable
 from pillarbox.inbox.inbox import Handler, Handlers
 from pillarbox.inbox.received import Received, line_from, line_text, unpark
-from pillarbox.inbox.steps import Call, Program
+from pillarbox.inbox.statements import Texts
+from pillarbox.inbox.steps import Call, ClosedByHandler, Program
 from pillarbox.telemetry.hooks import Moment
 
 HOLD = timedelta(seconds=30)
@@ -41,16 +43,6 @@ class Reception(Enum):
     """Its line has something parked: it waits behind that."""
     IGNORED = "ignored"
     """Nobody handles its type here."""
-
-
-class Texts(NamedTuple):
-    """One consumer's statements."""
-
-    consumer: str
-    sql: Mapping[str, str]
-
-    def __call__(self, name: str, *parameters: object) -> Statement:
-        return Statement(self.sql[name], parameters)
 
 
 def first_time(texts: Texts, key: str) -> Program[bool]:
@@ -74,19 +66,19 @@ def receive(
     if received.parked:
         fresh = yield texts("first_time", consumer, key)
     else:
-        fresh = yield texts("receive", consumer, key, consumer, key, consumer, line_text(received.line))
+        fresh = yield texts("receive", consumer, key, line_text(received.line))
         if not fresh:
             return (yield from _why_not(texts, key))
     if fresh:
         reach(Moment.MARKED)
-        value, committed = yield from _handle(texts, received, handler, event, timeout)
+        value, committed = yield from _handle(texts, received, handler, event, timeout, fresh[0][0])
         if committed:
             tell(Moment.HANDLER_COMMITTED, handler, None)
         if value is not None:
             tell(Moment.HANDLER_RETURNED, handler, value)
         reach(Moment.HANDLED)
     if received.parked:
-        yield texts("handled", microseconds(now), consumer, key)
+        yield texts("handled", consumer, key, microseconds(now))
     elif received.counted:
         yield texts("clear", consumer, key)
     return Reception.HANDLED if fresh else Reception.COPY
@@ -94,7 +86,7 @@ def receive(
 
 def _why_not(texts: Texts, key: str) -> Program[Reception]:
     consumer = texts.consumer
-    ((in_inbox, state),) = yield texts("why_not", consumer, key, consumer, key)
+    ((in_inbox, state),) = yield texts("why_not", consumer, key)
     if in_inbox:
         yield texts("clear", consumer, key)
         return Reception.COPY
@@ -102,21 +94,25 @@ def _why_not(texts: Texts, key: str) -> Program[Reception]:
 
 
 def _handle(
-    texts: Texts, received: Received, handler: Handler, event: Event[Any], timeout: float | None
+    texts: Texts, received: Received, handler: Handler, event: Event[Any], timeout: float | None, number: object
 ) -> Program[tuple[object, bool]]:
-    """Call the handler; give what it returned, and whether it committed by itself."""
-    yield texts("mark")
+    """Call the handler; give what it returned, and whether it committed by itself. `number` is the transaction's."""
+    if "mark" in texts:
+        yield texts("mark")
     try:
         value = yield from _call(Call(handler.function, handler.is_async, event, timeout), handler, received)
+    except ClosedByHandler:
+        raise
     except (HandlerSignal, HandlerFailed, StoreUnavailable) as error:
-        if (yield from _ended(texts, handler)) and (yield texts("still_there", texts.consumer, received.key)):
+        ended = yield from _ended(texts, handler, number, failing=True)
+        if ended and (yield texts("still_there", texts.consumer, received.key)):
             received.committed = True
             raise HandlerFailed(
                 f"{words_of(error)} (after {handler.name} had committed by itself: what it did up to there stands, so"
                 " it is not tried again; remove the commit: the inbox commits)"
             ) from (error.__cause__ or error)
         raise
-    if not (yield from _ended(texts, handler)):
+    if not (yield from _ended(texts, handler, number)):
         return value, False
     # A handler that rolled back has undone our row with its own work: without a look, its event would be lost.
     if not (yield texts("still_there", texts.consumer, received.key)):
@@ -127,17 +123,23 @@ def _handle(
     return value, True
 
 
-def _ended(texts: Texts, handler: Handler) -> Program[bool]:
-    """Say whether the handler has ended the transaction: its savepoint went with it."""
+def _ended(texts: Texts, handler: Handler, number: object, *, failing: bool = False) -> Program[bool]:
+    """Say whether the handler has ended the transaction: its savepoint, or its number, went with it."""
     try:
-        yield texts("unmark")
+        return bool((yield texts("unmark", number)))
     except StoreUnavailable:
         raise
+    except TransactionFailed as error:
+        if failing:  # whoever parks it sees whether its row is there all the same
+            return False
+        raise HandlerFailed(
+            f"{handler.name} swallowed an error of the database, after which nothing of its transaction can be kept:"
+            " let the error out, or use a savepoint"
+        ) from error
     except StoreError:
         return True
     except Exception as error:
         raise HandlerFailed(f"{handler.name} closed the connection it was given: leave it open") from error
-    return False
 
 
 def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
@@ -145,6 +147,8 @@ def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
     try:
         value = yield call
     except (HandlerSignal, HandlerFailed):
+        raise
+    except StoreConflict:
         raise
     except StoreUnavailable as error:
         # Our own row is written by now, so the database is there. Once or twice this is bad luck; a handler that
@@ -180,34 +184,30 @@ def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | No
     consumer, key = texts.consumer, received.key
     if received.parked:
         held = microseconds(now + HOLD)
-        rows = yield texts("try_parked", held, consumer, key, microseconds(now))
+        rows = yield texts("try_parked", consumer, key, microseconds(now), held)
         return rows[0][0] - 1 if rows else None
     row = _row(texts, received, now, "suspect", None, None, 1)
-    rows = yield texts("suspect", *row, consumer, key, consumer, line_text(received.line))
+    rows = yield texts("suspect", *row, line_text(received.line))
     return rows[0][0] if rows else None
 
 
 def park(texts: Texts, settlements: Sequence[Settlement[Received]], now: datetime) -> Program[None]:
     """Keep aside what failed and what waits behind it, durably, each under its key."""
-    new, committed, again = [], [], []
+    new: list[Sequence[Any]] = []
+    committed: list[Sequence[Any]] = []
+    again: list[Sequence[Any]] = []
     for received, verdict in settlements:
         state, blocks, due, error = _parked(verdict)
         attempts = received.attempts + (error is not None)
         line = line_text(received.line) if blocks else None
         if not received.parked:
             row = _row(texts, received, now, state, line, due, attempts, error)
-            if received.committed:
-                committed.append(row)
-            else:
-                new.append((*row, texts.consumer, received.key))
+            (committed if received.committed else new).append(row)
         elif error is not None:
-            again.append((state, line, due, attempts, error, received.trace, texts.consumer, received.key))
-    if new:
-        yield Statement(texts.sql["park"], rows=new)
-    if committed:
-        yield Statement(texts.sql["park_committed"], rows=committed)
-    if again:
-        yield Statement(texts.sql["park_again"], rows=again)
+            again.append((texts.consumer, received.key, state, line, due, attempts, error, received.trace))
+    for name, rows in (("park", new), ("park_committed", committed), ("park_again", again)):
+        if rows:
+            yield texts.many(name, rows)
 
 
 def _parked(verdict: Settled) -> tuple[str, bool, int | None, str | None]:

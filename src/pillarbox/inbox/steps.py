@@ -18,6 +18,13 @@ from pillarbox.errors import HandlerFailed
 R = TypeVar("R")
 
 
+class ClosedByHandler(HandlerFailed):
+    """A handler closed the connection that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__("it closed the connection it was given: leave it open")
+
+
 class Call(NamedTuple):
     """The step in which the handler runs, inside the transaction; an async one is cancelled after `timeout` seconds."""
 
@@ -88,6 +95,11 @@ def call_sync(call: Call, transaction: object) -> object:
             return call.handler(transaction, call.event)
     except GeneratorExit as error:
         raise HandlerFailed("it raised GeneratorExit") from error
+
+
+def refused_at_commit(error: BaseException) -> HandlerFailed:
+    """Say what it means that a constraint was checked at the commit, and broken: what the handler wrote is wrong."""
+    return HandlerFailed(f"what it wrote was refused at the commit: {words_of(error)}")
 
 
 @contextmanager

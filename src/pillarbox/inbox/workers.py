@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pillarbox.inbox.inbox import Handlers
-from pillarbox.inbox.programs import Texts
+from pillarbox.inbox.statements import Texts
 from pillarbox.inbox.steps import Program
 
 R = TypeVar("R")
@@ -58,6 +58,9 @@ class AsyncReceiver(_Receiver, Protocol):
     async def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own; commit, or roll back and raise."""
 
+    async def close(self) -> None:
+        """Let go of what is open."""
+
 
 class Threads:
     """Performs the programs of a sync inbox: one thread per worker, one for the books."""
@@ -102,7 +105,8 @@ class Tasks:
         return await self._inbox.perform(program, reading=reading)
 
     async def close(self) -> None:
-        """There is nothing to let go of: every program opened and closed what it needed."""
+        """Let go of what the inbox has kept open."""
+        await self._inbox.close()
 
 
 Performers = Threads | Tasks

@@ -1,39 +1,39 @@
-"""Inbox and AsyncInbox: what an application with SQLAlchemy receives events by. On SQLite."""
+"""Inbox and AsyncInbox: what an application with SQLAlchemy receives events by."""
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar, overload
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 from uuid import UUID
 
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 from pillarbox.core.event import Event
-from pillarbox.core.insert import Rows, Statement
+from pillarbox.core.insert import Rows, Statement, check_identifier
 from pillarbox.errors import ConfigError
 from pillarbox.inbox import programs
-from pillarbox.inbox.inbox import Handlers, message_key
-from pillarbox.inbox.programs import Texts
-from pillarbox.inbox.statements import sqlite_texts
-from pillarbox.inbox.steps import Call, Program, call_async, call_sync, drive, drive_async
+from pillarbox.inbox.inbox import Handlers, Registry, message_key
+from pillarbox.inbox.statements import Texts, texts_of
+from pillarbox.inbox.steps import Call, Program, call_async, call_sync, drive, drive_async, refused_at_commit
 from pillarbox.sqlalchemy.transaction import (
     AsyncTransaction,
     Transaction,
     async_half,
     check_transaction,
     connection_of,
+    database_of,
     failures,
     outages,
-    refuse_postgres,
     run,
 )
 
 R = TypeVar("R")
 M = TypeVar("M")
-Handler = Callable[[Session, Event[M]], None]
 AnyHandler = Callable[[AsyncSession, Event[M]], Any] | Callable[[Session, Event[M]], None]
 
 
-class Inbox:
+class Inbox(Registry[Session, None]):
     """Receives events for one consumer, each once. `sessions` is a sessionmaker; handlers get the Session.
 
     >>> inbox = Inbox("billing", sessionmaker(engine))                              # doctest: +SKIP
@@ -41,42 +41,40 @@ class Inbox:
 
     is_async: Literal[False] = False
 
-    def __init__(self, consumer: str, sessions: Callable[[], Session], *, prefix: str = "pillarbox_") -> None:
-        self.consumer = consumer
-        self.handlers = Handlers(consumer, prefix, takes_async=False)
+    def __init__(
+        self,
+        consumer: str,
+        sessions: Callable[[], Session],
+        *,
+        schema: str = "public",
+        prefix: str = "pillarbox_",
+    ) -> None:
+        super().__init__(consumer, prefix, takes_async=False)
         self._sessions = _check_opener(sessions, "a sessionmaker", unlike=async_sessionmaker)
-        self._prefix = prefix
-
-    @overload
-    def handler(self, type: str, *, payload: type[M], replays: bool = False) -> Callable[[Handler[M]], Handler[M]]: ...
-    @overload
-    def handler(
-        self, type: str, *, payload: None = None, replays: bool = False
-    ) -> Callable[[Handler[Any]], Handler[Any]]: ...
-    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
-        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return self.handlers.registrar(type, payload, replays)
+        self._tables = _Tables(consumer, schema, prefix)
 
     def first_time(self, transaction: Transaction, message_id: str | UUID) -> bool:
         """Note a message in the session's transaction; False if this consumer has it already."""
-        return _first_time(transaction, self.texts, message_id)
+        return _first_time(transaction, self._tables, message_id)
 
     @property
     def texts(self) -> Texts:
         """The statements for the consumer's database."""
-        return _texts(self.consumer, self._prefix)
+        with self._sessions() as session:
+            return self._tables.texts(session.get_bind())
 
     @property
     def most_workers(self) -> int | None:
         """SQLite has one writer at a time."""
-        return 1
+        with self._sessions() as session:
+            return _most_workers(session.get_bind())
 
     def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own, in a new session; for the consumer."""
         with self._sessions() as session:
             try:
                 result = drive(program, lambda statement: _on(session, statement), lambda call: _call(session, call))
-                with outages():
+                with outages(), _commit_failures():
                     session.commit()
             except BaseException:
                 session.rollback()
@@ -97,11 +95,18 @@ class AsyncInbox:
 
     is_async: Literal[True] = True
 
-    def __init__(self, consumer: str, sessions: Callable[[], AsyncSession], *, prefix: str = "pillarbox_") -> None:
+    def __init__(
+        self,
+        consumer: str,
+        sessions: Callable[[], AsyncSession],
+        *,
+        schema: str = "public",
+        prefix: str = "pillarbox_",
+    ) -> None:
         self.consumer = consumer
         self.handlers = Handlers(consumer, prefix, takes_async=True)
         self._sessions = _check_opener(sessions, "an async_sessionmaker", unlike=sessionmaker)
-        self._prefix = prefix
+        self._tables = _Tables(consumer, schema, prefix)
 
     @overload
     def handler(
@@ -117,17 +122,20 @@ class AsyncInbox:
 
     async def first_time(self, transaction: AsyncTransaction, message_id: str | UUID) -> bool:
         """Note a message in the session's transaction; False if this consumer has it already."""
-        return await async_half(transaction).run_sync(_first_time, self.texts, message_id)
+        return await async_half(transaction).run_sync(_first_time, self._tables, message_id)
 
     @property
     def texts(self) -> Texts:
         """The statements for the consumer's database."""
-        return _texts(self.consumer, self._prefix)
+        return self._tables.texts(self._sessions().get_bind())
 
     @property
     def most_workers(self) -> int | None:
         """SQLite has one writer at a time."""
-        return 1
+        return _most_workers(self._sessions().get_bind())
+
+    async def close(self) -> None:
+        """Every program closes its own session, and the engine's pool is the application's."""
 
     async def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own, in a new session; for the consumer."""
@@ -141,7 +149,7 @@ class AsyncInbox:
 
             try:
                 result = await drive_async(program, run, call)
-                with outages():
+                with outages(), _commit_failures():
                     await session.commit()
             except BaseException:
                 await session.rollback()
@@ -149,8 +157,33 @@ class AsyncInbox:
             return result
 
 
-def _texts(consumer: str, prefix: str) -> Texts:
-    return Texts(consumer, sqlite_texts(prefix))
+Bind = sa.Engine | sa.Connection
+
+
+class _Tables(NamedTuple):
+    """A consumer's tables, wherever its sessions lead."""
+
+    consumer: str
+    schema: str
+    prefix: str
+
+    def texts(self, bind: Bind) -> Texts:
+        dialect, marker = database_of(bind)
+        place = self.prefix if dialect == "sqlite" else f"{check_identifier('schema', self.schema)}.{self.prefix}"
+        return texts_of(self.consumer, dialect, marker, place)
+
+
+def _most_workers(bind: Bind) -> int | None:
+    return 1 if database_of(bind)[0] == "sqlite" else None
+
+
+@contextmanager
+def _commit_failures() -> Iterator[None]:
+    """A constraint that waits for the commit is the handler's to keep."""
+    try:
+        yield
+    except sa.exc.IntegrityError as error:
+        raise refused_at_commit(error.orig or error) from error
 
 
 def _check_opener(sessions: Callable[[], R], kind: str, *, unlike: type) -> Callable[[], R]:
@@ -159,11 +192,10 @@ def _check_opener(sessions: Callable[[], R], kind: str, *, unlike: type) -> Call
     return sessions
 
 
-def _first_time(transaction: Transaction, texts: Texts, message_id: str | UUID) -> bool:
+def _first_time(transaction: Transaction, tables: _Tables, message_id: str | UUID) -> bool:
     connection = connection_of(transaction)
-    refuse_postgres(connection)
     with failures(connection.engine):
-        program = programs.first_time(texts, message_key(message_id))
+        program = programs.first_time(tables.texts(connection), message_key(message_id))
         return drive(program, lambda statement: run(connection, statement))
 
 
@@ -172,7 +204,6 @@ def _on(session: Session, statement: Statement) -> Rows:
         if not session.is_active:  # a flush of the handler failed: what it had begun is undone already
             session.rollback()
         connection = session.connection()
-        refuse_postgres(connection)
         check_transaction(connection)
         return run(connection, statement)
 

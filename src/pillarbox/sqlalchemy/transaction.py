@@ -1,5 +1,6 @@
 """The caller's transaction: its connection, whether events can be atomic with it, and how statements run on it."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,7 +71,7 @@ def connection_of(transaction: Transaction) -> sa.Connection:
     return connection
 
 
-def database_of(connection: sa.Connection) -> tuple[Dialect, Marker]:
+def database_of(connection: sa.Connection | sa.Engine) -> tuple[Dialect, Marker]:
     """Say which database it is, and how its driver writes parameters."""
     name, driver = connection.dialect.name, connection.dialect.driver
     if (known := _DATABASES.get((name, driver))) is None:
@@ -79,12 +80,6 @@ def database_of(connection: sa.Connection) -> tuple[Dialect, Marker]:
             " sqlite+aiosqlite) and postgresql (postgresql+psycopg, postgresql+asyncpg)"
         )
     return known
-
-
-def refuse_postgres(connection: sa.Connection) -> None:
-    """Let an inbox have only the database that it knows."""
-    if database_of(connection)[0] != "sqlite":
-        raise ConfigError("pillarbox.sqlalchemy's Inbox and AsyncInbox know sqlite only, so far")
 
 
 def check_transaction(connection: sa.Connection) -> None:
@@ -158,7 +153,7 @@ def outages() -> Iterator[None]:
     try:
         yield
     except exc.DBAPIError as error:
-        ours = _ours(error, "sqlite", "")
+        ours = _ours(error, "sqlite" if isinstance(error.orig, sqlite3.Error) else "postgresql", "")
         if isinstance(ours, StoreUnavailable):
             raise ours from error
         raise

@@ -1,7 +1,8 @@
--- Three roles for Pillarbox in {schema}: run it as the tables' owner with the right to make roles, after the migration
+-- Four roles for Pillarbox in {schema}: run it as the tables' owner with the right to make roles, after the migration
 -- and after each later one. Grant them to the users that your programs log in with: GRANT {prefix}writer TO shop.
 --
 --   {prefix}writer   applications: may add events, and nothing else; cannot read, cannot forge xid, id or lane
+--   {prefix}consumer consumers: may keep their inbox, and nothing else; one that adds events is a writer too
 --   {prefix}relay    relays and the command line: may read events, keep their progress and delete what is settled
 --   {prefix}viewer   dashboards and people: may see what becomes of each event, but no payload, body or header
 
@@ -9,7 +10,7 @@ DO $$
 DECLARE
     _role text;
 BEGIN
-    FOREACH _role IN ARRAY ARRAY['{prefix}writer', '{prefix}relay', '{prefix}viewer'] LOOP
+    FOREACH _role IN ARRAY ARRAY['{prefix}writer', '{prefix}consumer', '{prefix}relay', '{prefix}viewer'] LOOP
         BEGIN
             EXECUTE format('CREATE ROLE %I NOLOGIN', _role);
         EXCEPTION WHEN duplicate_object OR unique_violation THEN  -- roles belong to the whole cluster
@@ -18,12 +19,15 @@ BEGIN
     END LOOP;
 END $$;
 
-GRANT USAGE ON SCHEMA {schema} TO {prefix}writer, {prefix}relay, {prefix}viewer;
+GRANT USAGE ON SCHEMA {schema} TO {prefix}writer, {prefix}consumer, {prefix}relay, {prefix}viewer;
 
 GRANT INSERT (
     event_id, aggregate_type, aggregate_id, event_type, topic, payload, body, content_type, headers, idempotency_key,
     number, available_at, occurred_at, created_at) ON {p}outbox TO {prefix}writer;
 GRANT EXECUTE ON FUNCTION {p}draw_numbers(text[], text[]), {p}take_keys(text[], uuid[], boolean) TO {prefix}writer;
+
+GRANT SELECT, INSERT, DELETE ON {p}inbox TO {prefix}consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON {p}inbox_parked, {p}inbox_numbers TO {prefix}consumer;
 
 GRANT SELECT, DELETE ON {p}outbox, {p}keys TO {prefix}relay;
 GRANT SELECT ON SEQUENCE {p}outbox_id_seq TO {prefix}relay;

@@ -1,0 +1,146 @@
+"""Every door that receives on PostgreSQL, with handlers that are written once: as a list of what they do.
+
+A string is a statement, an exception is raised; `Swallowed("…")` is a statement whose error nobody hears of.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import asyncpg
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import NullPool
+
+import pillarbox.asyncpg
+import pillarbox.django
+import pillarbox.psycopg
+import pillarbox.sqlalchemy
+from pillarbox.core.event import Event
+from tests.integration.django_settings import django_database
+
+
+class Swallowed(str):
+    """A statement that fails, and nobody hears of it."""
+
+    __slots__ = ()
+
+
+class Door(NamedTuple):
+    """A door: how its inbox is made, how a handler runs a statement with what it is given, how it closes that."""
+
+    name: str
+    inbox: Callable[[str], Any]
+    run: Callable[[Any, str], Any]
+    close: Callable[[Any], Any]
+
+
+Act = str | BaseException | Callable[[], object] | None
+Acts = Callable[[Event[Any]], Sequence[Act]]
+CLOSE = "close the connection"
+
+
+def _django(url: str) -> pillarbox.django.Inbox:
+    return pillarbox.django.Inbox("billing", django_database(url))
+
+
+def _async_sessions(driver: str) -> Callable[[str], Any]:
+    def inbox(url: str) -> Any:
+        engine = create_async_engine(url.replace("postgresql", f"postgresql+{driver}", 1), poolclass=NullPool)
+        return pillarbox.sqlalchemy.AsyncInbox("billing", async_sessionmaker(engine))
+
+    return inbox
+
+
+def _sessions(url: str) -> Any:
+    engine = sa.create_engine(url.replace("postgresql", "postgresql+psycopg", 1), poolclass=NullPool)
+    return pillarbox.sqlalchemy.Inbox("billing", sessionmaker(engine))
+
+
+DOORS = (
+    Door(
+        "psycopg",
+        lambda url: pillarbox.psycopg.Inbox("billing", lambda: psycopg.connect(url)),
+        lambda connection, sql: connection.execute(sql.encode()),
+        lambda connection: connection.close(),
+    ),
+    Door(
+        "psycopg async",
+        lambda url: pillarbox.psycopg.AsyncInbox("billing", lambda: psycopg.AsyncConnection.connect(url)),
+        lambda connection, sql: connection.execute(sql.encode()),
+        lambda connection: connection.close(),
+    ),
+    Door(
+        "asyncpg",
+        lambda url: pillarbox.asyncpg.Inbox("billing", lambda: asyncpg.connect(url)),
+        lambda connection, sql: connection.execute(sql),
+        lambda connection: connection.close(),
+    ),
+    Door(
+        "sqlalchemy",
+        _sessions,
+        lambda session, sql: session.execute(sa.text(sql)),
+        lambda session: session.close(),
+    ),
+    Door(
+        "sqlalchemy async",
+        _async_sessions("psycopg"),
+        lambda session, sql: session.execute(sa.text(sql)),
+        lambda session: session.close(),
+    ),
+    Door("sqlalchemy asyncpg", _async_sessions("asyncpg"), lambda s, sql: s.execute(sa.text(sql)), lambda s: s.close()),
+    Door(
+        "django",
+        _django,
+        lambda connection, sql: connection.cursor().execute(sql),
+        lambda connection: connection.close(),
+    ),
+)
+
+
+def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced") -> Any:
+    """Make an inbox whose handler does what `acts` says of each event."""
+    inbox = door.inbox(url)
+
+    def plain(transaction: Any, event: Event[Any]) -> None:
+        for act in acts(event):
+            with _keeping(act):
+                _do(door, transaction, act)
+
+    async def awaited(transaction: Any, event: Event[Any]) -> None:
+        for act in acts(event):
+            with _keeping(act):
+                result = _do(door, transaction, act)
+                if hasattr(result, "__await__"):
+                    await result
+
+    inbox.handler(type)(awaited if inbox.is_async else plain)
+    return inbox
+
+
+def _do(door: Door, transaction: Any, act: Act) -> Any:
+    if isinstance(act, BaseException):
+        raise act
+    if act == CLOSE:
+        return door.close(transaction)
+    return door.run(transaction, str(act)) if isinstance(act, str) else act and act()
+
+
+@contextmanager
+def _keeping(act: Act) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        if not isinstance(act, Swallowed):
+            raise
+
+
+async def forget(inbox: Any) -> None:
+    """Close what an inbox has open on this thread."""
+    if inbox.is_async:
+        await inbox.close()
+    else:
+        await asyncio.to_thread(inbox.close)

@@ -1,0 +1,240 @@
+"""Receiving on PostgreSQL, through every door: effects once, in order, whatever the handler does to its transaction."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+
+from pillarbox.brokers.memory import MemoryBroker
+from pillarbox.core.event import Event
+from pillarbox.core.retry import RetryPolicy
+from pillarbox.core.routing import Topics
+from pillarbox.errors import Reject
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
+from pillarbox.testing.clock import ManualClock
+from tests.integration.receiving_doors import CLOSE, DOORS, Act, Acts, Door, Swallowed, forget, receiving
+from tests.unit.consumer_bench import TOPIC, id_of, message, number_of
+
+EFFECTS = (
+    "CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, n int NOT NULL);"
+    "CREATE TABLE accounts (id int PRIMARY KEY);"
+    "CREATE TABLE invoices (account int REFERENCES accounts DEFERRABLE INITIALLY DEFERRED);"
+)
+CONFLICT = "DO $$ BEGIN RAISE EXCEPTION 'in the way' USING ERRCODE = '40001'; END $$"
+
+
+def effect(event: Event[Any]) -> str:
+    return f"INSERT INTO effects (n) VALUES ({event.payload['n']})"
+
+
+class Bench:
+    """A consumer on a PostgreSQL, behind one door."""
+
+    def __init__(self, url: str, door: Door) -> None:
+        self.url, self.door = url, door
+        self.clock, self.broker = ManualClock(), MemoryBroker()
+        self.moments: list[tuple[Moment, Facts]] = []
+        self.db = psycopg.connect(url, autocommit=True)
+        self.db.execute(EFFECTS.encode())
+        self.tries: Counter[int] = Counter()
+        self._inboxes: list[Any] = []
+
+    def inbox(self, acts: Acts) -> Any:
+        def counted(event: Event[Any]) -> Any:
+            self.tries[event.payload["n"]] += 1
+            return acts(event)
+
+        self._inboxes.append(receiving(self.door, self.url, counted))
+        return self._inboxes[-1]
+
+    def consumer(self, inbox: Any, broker: MemoryBroker | None = None) -> Consumer:
+        subscriber = (broker or self.broker).subscriber
+        return Consumer(
+            inbox,
+            lambda: subscriber("billing", [TOPIC]),
+            RetryPolicy(retries=2, jitter=0),
+            8,
+            Topics(),
+            self.clock,
+            Hooks(lambda moment, facts: self.moments.append((moment, facts))),
+        )
+
+    async def consume(self, inbox: Any, after: float = 0) -> int:
+        self.clock.advance(timedelta(seconds=after))
+        return await self.consumer(inbox).run_once(patience=0.02)
+
+    def rows(self, sql: str) -> list[Any]:
+        return self.db.execute(sql.encode()).fetchall()
+
+    def applied(self) -> list[int]:
+        return [n for (n,) in self.rows("SELECT n FROM effects ORDER BY id")]
+
+    def parked(self) -> list[tuple[str, str, int, str]]:
+        sql = "SELECT event_id, state, attempts, coalesce(last_error, '') FROM pillarbox_inbox_parked ORDER BY id"
+        return [(number_of(id), state, attempts, error) for id, state, attempts, error in self.rows(sql)]
+
+    async def close(self) -> None:
+        for inbox in self._inboxes:
+            await forget(inbox)
+        self.db.close()
+
+
+@pytest.fixture(params=DOORS, ids=lambda door: door.name)
+async def bench(request: pytest.FixtureRequest, migrated: str) -> AsyncIterator[Bench]:
+    bench = Bench(migrated, request.param)
+    yield bench
+    await bench.close()
+
+
+async def test_effects_once_and_in_order(bench: Bench) -> None:
+    bench.broker.receive(
+        [message(n, str(n % 5)) for n in range(60)] + [message(n, str(n % 5)) for n in range(0, 60, 3)]
+    )
+    assert await bench.consume(bench.inbox(lambda event: [effect(event)])) == 60
+    applied = bench.applied()
+    assert sorted(applied) == list(range(60))
+    for order in range(5):
+        assert [n for n in applied if n % 5 == order] == list(range(order, 60, 5))
+    assert await bench.consume(bench.inbox(lambda event: [effect(event)])) == 0
+
+
+async def test_one_that_fails_is_tried_again_and_its_followers_wait(bench: Bench) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), RuntimeError("no") if event.payload["n"] == 1 and bench.tries[1] < 3 else None]
+
+    inbox = bench.inbox(acts)
+    bench.broker.receive([message(1), message(2), message(3), message(4, "8")])
+    await bench.consume(inbox)
+    assert bench.applied() == [4]
+    assert [one[:3] for one in bench.parked()] == [("1", "retrying", 1), ("2", "blocked", 0), ("3", "blocked", 0)]
+    assert await bench.consume(inbox, after=2) == 0
+    assert await bench.consume(inbox, after=5) == 3
+    assert bench.applied() == [4, 1, 2, 3]
+    assert {state for _, state, *_ in bench.parked()} == {"handled"}
+
+
+async def test_an_integrity_error_of_the_handler_is_a_failure_and_no_duplicate(bench: Bench) -> None:
+    bench.db.execute("INSERT INTO accounts VALUES (7)")
+    inbox = bench.inbox(lambda event: [effect(event), "INSERT INTO accounts VALUES (7)"])
+    bench.broker.receive([message(1)])
+    assert await bench.consume(inbox) == 0
+    [(number, state, attempts, error)] = bench.parked()
+    assert (number, state, attempts) == ("1", "retrying", 1)
+    assert "accounts_pkey" in error
+    assert bench.applied() == []
+    assert bench.rows("SELECT 1 FROM pillarbox_inbox") == []
+
+
+async def test_one_that_swallows_an_error_of_the_database_is_told_so(bench: Bench) -> None:
+    bench.broker.receive([message(1)])
+    await bench.consume(bench.inbox(lambda event: [effect(event), Swallowed("SELECT 1 / 0")]))
+    [(_, state, attempts, error)] = bench.parked()
+    assert (state, attempts) == ("retrying", 1)
+    assert "swallowed" in error or "aborted" in error or "atomic" in error
+    assert bench.applied() == []
+
+
+async def test_a_constraint_that_waits_for_the_commit_is_the_handlers_to_keep(bench: Bench) -> None:
+    bench.broker.receive([message(1), message(2, "8")])
+
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), "INSERT INTO invoices VALUES (99)" if event.payload["n"] == 1 else None]
+
+    assert await bench.consume(bench.inbox(acts)) == 1
+    [(number, state, _, error)] = bench.parked()
+    assert (number, state) == ("1", "retrying")
+    assert "refused at the commit" in error
+    assert bench.applied() == [2]
+
+
+async def test_one_that_rejects_is_dead_at_once(bench: Bench) -> None:
+    bench.broker.receive([message(1), message(2)])
+    acts = lambda event: [effect(event), Reject("never") if event.payload["n"] == 1 else None]  # noqa: E731
+    await bench.consume(bench.inbox(acts))
+    assert [one[:3] for one in bench.parked()] == [("1", "dead", 1), ("2", "blocked", 0)]
+
+
+async def test_a_conflict_is_tried_again_and_counts_nothing(bench: Bench) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), CONFLICT if bench.tries[event.payload["n"]] < 8 else None]
+
+    bench.broker.receive([message(1), message(2)])
+    assert await bench.consume(bench.inbox(acts)) == 2
+    assert bench.applied() == [1, 2]
+    assert bench.parked() == []
+    assert Moment.STORE_AWAY not in [moment for moment, _ in bench.moments]
+
+
+async def test_one_that_ends_the_transaction_by_itself_and_fails_is_not_tried_again(bench: Bench) -> None:
+    bench.broker.receive([message(1), message(2)])
+    acts = lambda event: [effect(event), "COMMIT" if event.payload["n"] == 1 else None, RuntimeError("late")]  # noqa: E731
+    inbox = bench.inbox(acts)
+    await bench.consume(inbox)
+    await bench.consume(inbox, after=100)
+    assert bench.applied().count(1) <= 1, "its effect was applied twice"
+    assert bench.tries[1] == bench.applied().count(1) or bench.applied().count(1) == 0
+
+
+async def test_one_that_closes_its_connection_is_told_so_and_no_outage(bench: Bench) -> None:
+    bench.broker.receive([message(1)])
+    inbox = bench.inbox(lambda event: [effect(event), CLOSE])
+    async with asyncio.timeout(20):
+        await bench.consume(inbox)
+    [(_, state, attempts, error)] = bench.parked()
+    assert (state, attempts) == ("retrying", 1), error
+
+
+async def test_two_consumers_that_get_the_same_events_apply_each_once(bench: Bench) -> None:
+    messages = [message(n, str(n % 3)) for n in range(80)]
+    brokers = [MemoryBroker(), MemoryBroker()]
+    for broker in brokers:
+        broker.receive(messages)
+    consumers = [bench.consumer(bench.inbox(lambda event: [effect(event)]), broker) for broker in brokers]
+    handled = await asyncio.gather(*(consumer.run_once(patience=0.1) for consumer in consumers))
+    assert sum(handled) == 80
+    applied = bench.applied()
+    assert sorted(applied) == list(range(80))
+    for order in range(3):
+        assert [n for n in applied if n % 3 == order] == list(range(order, 80, 3))
+
+
+async def test_what_is_being_handled_is_not_parked(bench: Bench) -> None:
+    """One consumer's handler has failed, another one has the same event at work: it waits, and parks nothing."""
+    inbox = bench.inbox(lambda event: [RuntimeError("no")])
+    bench.broker.receive([message(1)])
+    with psycopg.connect(bench.url) as other:
+        other.execute("SELECT pillarbox_receive('billing', %s, NULL)", [id_of(1)])
+        consuming = asyncio.create_task(bench.consume(inbox))
+        done, _ = await asyncio.wait({consuming}, timeout=0.3)
+        assert not done, "it did not wait for the one that is at work"
+        other.execute("INSERT INTO effects (n) VALUES (1)")
+        other.commit()
+    async with asyncio.timeout(20):
+        assert await consuming == 0
+    assert bench.parked() == []
+    assert bench.applied() == [1]
+
+
+async def test_what_is_being_parked_is_not_handled(bench: Bench) -> None:
+    """A copy arrives while another consumer parks the event: it waits, and finds it parked."""
+    inbox = bench.inbox(lambda event: [effect(event)])
+    bench.broker.receive([message(1), message(2)])
+    with psycopg.connect(bench.url) as other:
+        other.execute(
+            "SELECT pillarbox_park_received('billing', %s, 'dead', '[\"order-events\",\"order\",\"7\"]', NULL, 1, 'no',"
+            " NULL, now(), 'order-events', '7', '{}', '', 'order', '7', 'OrderPlaced')",
+            [id_of(1)],
+        )
+        consuming = asyncio.create_task(bench.consume(inbox))
+        done, _ = await asyncio.wait({consuming}, timeout=0.3)
+        assert not done, "it did not wait for the one that parks it"
+        other.commit()
+    async with asyncio.timeout(20):
+        assert await consuming == 0
+    assert [one[:2] for one in bench.parked()] == [("1", "dead"), ("2", "blocked")]
+    assert bench.applied() == []
