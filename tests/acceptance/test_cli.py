@@ -611,6 +611,13 @@ def test_dead_events_are_listed_and_shown_with_why(dead: tuple["Shop", list[str]
     assert shop.json(f"pillarbox dead show {ids[0]} --json")["status"] == "dead"
 
 
+def test_relay_once_says_that_events_were_left(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    summary, warning = shop.type("pillarbox relay once").stderr.splitlines()
+    assert summary == "published 0 events"
+    assert re.fullmatch(rf"\S+ WARNING left: {len(ids)} dead(, \d+ blocked)?; `pillarbox status` says why", warning)
+
+
 def test_without_anybody_to_ask_the_flag_is_named(dead: tuple["Shop", list[str]]) -> None:
     shop, _ = dead
     assert "--yes does not ask" in shop.type("pillarbox dead retry --all", code=1).stderr

@@ -4,17 +4,16 @@ import asyncio
 import logging
 import select
 import sys
-from collections.abc import Sequence
 from typing import TextIO
 
 import typer
 
-from pillarbox.admin.wording import resume_command
+from pillarbox.admin.wording import command, resume_command
 from pillarbox.cli.options import Json, admin_of, check_ends, with_settings
 from pillarbox.cli.output import print_done
 from pillarbox.cli.topics import told
 from pillarbox.errors import BrokerUnavailable
-from pillarbox.ports import Pause
+from pillarbox.ports import Stats
 from pillarbox.settings import Settings
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
@@ -65,15 +64,20 @@ def _is_open(stream: TextIO) -> bool:
 def once(*, settings: Settings, json: Json = False) -> None:
     """Relay until the outbox is empty.
 
-    For cron jobs and tests. Says which topics were left because they are paused.
+    For cron jobs and tests. Says what was left: topics that are paused, and events that failed or wait behind one.
     """
     check_ends(settings)
     relay = Relay(settings)
     log_to(as_json=json, level=logging.WARNING)
     print_done("published", asyncio.run(relay.run_once()), json)
-    for pause in asyncio.run(_left(settings)):
-        cure = f"`{resume_command(pause.topic, settings)}` lets it flow again"
-        logger.warning("topic %s is paused by %s: its events were left; %s", pause.topic, told(pause), cure)
+    stats = asyncio.run(_stats(settings))
+    for pause in stats.pauses:
+        if stats.pending_by_topic.get(pause.topic):
+            cure = f"`{resume_command(pause.topic, settings)}` lets it flow again"
+            logger.warning("topic %s is paused by %s: its events were left; %s", pause.topic, told(pause), cure)
+    counts = (("dead", stats.dead), ("blocked", stats.blocked), ("to be tried again", stats.retrying))
+    if left := ", ".join(f"{count} {what}" for what, count in counts if count):
+        logger.warning("left: %s; `%s` says why", left, command("status", settings))
 
 
 @app.command()
@@ -90,8 +94,6 @@ def watch(*, settings: Settings, json: Json = False) -> None:
     logger.info("stopped")
 
 
-async def _left(settings: Settings) -> Sequence[Pause]:
-    """List the pauses behind which events wait."""
+async def _stats(settings: Settings) -> Stats:
     async with admin_of(settings) as admin:
-        stats = await admin.stats()
-    return [pause for pause in stats.pauses if stats.pending_by_topic.get(pause.topic)]
+        return await admin.stats()

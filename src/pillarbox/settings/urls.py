@@ -29,7 +29,7 @@ _SPOKEN = re.compile(r"(?i)\b([\w.-]*(?:password|passwd|pwd|secret|token|api[_-]
 _KEYWORDS = re.compile(r"\b(host|hostaddr|port|dbname|user|service)\s*=")
 # The path of a webhook's endpoint is often what lets you in.
 _ENDPOINT = re.compile(r"(?i)^(https?://[^/?#\s]*/)[^?#\s]+")
-_A_URL = re.compile(r"\S*://\S*")
+_A_URL = re.compile(r"\S*://(?:\S*[^\s:;,.])?")  # what ends a clause does not belong to it
 
 
 class Url(NamedTuple):
@@ -90,6 +90,8 @@ def with_quiet_urls(text: str) -> str:
 
     >>> with_quiet_urls("paused by ann@desk: postgresql://shop:hunter2@localhost/shop is slow")
     'paused by ann@desk: postgresql://shop:***@localhost/shop is slow'
+    >>> with_quiet_urls("https://localhost:8080: it is away")
+    'https://localhost:8080: it is away'
     """
     return _A_URL.sub(lambda found: without_secrets(found[0]), text)
 
