@@ -24,6 +24,8 @@ from tests.integration.webhook_world import KEY, OLD_KEY, OLD_SECRET, SECRET, ex
 
 MakePublisher = Callable[..., WebhookPublisher]
 Lookup = Callable[..., Any]
+TLS_RECORD = 16_384
+"""Bytes in a record of TLS, at most."""
 
 
 @pytest.fixture
@@ -282,6 +284,46 @@ async def test_an_answer_that_makes_no_sense_is_no_acknowledgement(
     error = await outcome(publisher(options(webhook_receiver.url), seconds=2))
     assert type(error) is kind
     assert words in str(error)
+
+
+@pytest.mark.parametrize("first", ["plain", "TLS"])
+async def test_an_answer_too_many_is_not_taken_for_the_next_events(
+    first: str, publisher: MakePublisher, webhook_receiver: WebhookReceiver, tls_receiver: WebhookReceiver
+) -> None:
+    receiver = tls_receiver if first == "TLS" else webhook_receiver
+    head = "HTTP/1.1 200 Said\r\ncontent-length: 0\r\nx: "
+    long = head + "y" * (TLS_RECORD - len(head) - 4) + "\r\n\r\n"  # the surplus is in a record of its own
+    receiver.behave({"contains": "a1", "raw": long + long, "store": True}, {"status": 500})
+    ca = {"tls_ca": str(receiver.certificate)} if receiver.certificate else {}
+    hooks = publisher(options(receiver.url, connections=1, **ca))
+    assert await outcome(hooks) is None
+    error = await outcome(hooks, *batch("a", first=2))
+    assert "answered 500" in str(error)
+
+
+@pytest.mark.parametrize("body", ["ok", ""], ids=["at once", "later"])
+async def test_a_body_that_must_not_be_there_harms_nobody(
+    body: str, publisher: MakePublisher, webhook_receiver: WebhookReceiver
+) -> None:
+    raw = "HTTP/1.1 204 Said\r\ncontent-length: 2\r\n\r\n" + body
+    webhook_receiver.behave({"raw": raw, "store": True})
+    hooks = publisher(options(webhook_receiver.url, connections=1))
+    for first in range(1, 4):
+        assert await outcome(hooks, *batch("a", first=first)) is None
+    assert webhook_receiver.connections() == 3, "none is used again"
+
+
+async def test_204_keeps_its_connection_as_200_does(
+    publisher: MakePublisher, webhook_receiver: WebhookReceiver, tls_receiver: WebhookReceiver
+) -> None:
+    for receiver in (webhook_receiver, tls_receiver):
+        receiver.forget()
+        receiver.behave({"contains": "a1", "raw": "HTTP/1.1 204 Said\r\n\r\n", "store": True})
+        ca = {"tls_ca": str(receiver.certificate)} if receiver.certificate else {}
+        hooks = publisher(options(receiver.url, connections=1, **ca))
+        for first in range(1, 4):
+            assert await outcome(hooks, *batch("a", first=first)) is None
+        assert receiver.connections() == 1
 
 
 async def test_a_name_that_does_not_exist_is_away(names: Callable[..., Names], publisher: MakePublisher) -> None:

@@ -6,8 +6,10 @@ change what the name means. The header Host, SNI and the certificate's check hav
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from pillarbox.brokers.webhook.options import WebhookOptions, refusal
 from pillarbox.core.retry import sayable, words_of
@@ -28,6 +30,7 @@ LONGEST_BODY = 4096
 READING = 1.0
 """Seconds for the rest of an answer, once its status is there."""
 LONGEST_WORDS = 500
+_BODILESS = frozenset((204, 304))
 
 
 class Unreachable(BrokerUnavailable):
@@ -62,18 +65,30 @@ class Client:
         """Make one call and give its answer. Raises TimeoutError at the deadline, BrokerUnavailable if nobody answers,
         PublishError if the answer makes no sense. There are as many connections as there are calls at a time."""
         transport = self._idle.pop()[0] if self._idle else self._new()
+        clean = False
         try:
-            return await self._post(transport, headers, body, deadline)
+            response = await self._post(transport, headers, body, deadline)
+            answer = Answer(response.status_code, response.headers, await self._words(response, deadline))
+            clean = _is_clean(transport, response)
+            return answer
         finally:
-            now = asyncio.get_running_loop().time()
-            self._idle.append((transport, now))
-            if now - self._idle[0][1] > IDLE:
-                await self._idle.popleft()[0].aclose()
+            await self._put_back(transport, clean)
 
     async def close(self) -> None:
         """Close all connections; nobody may be calling."""
         while self._idle:
             await self._idle.pop()[0].aclose()
+
+    async def _put_back(self, transport: "httpx.AsyncHTTPTransport", clean: bool) -> None:
+        """Keep a connection for the next call, or close it if that call might read what it did not ask for."""
+        now = asyncio.get_running_loop().time()
+        old = [] if clean else [transport]
+        if clean:
+            self._idle.append((transport, now))
+        if self._idle and now - self._idle[0][1] > IDLE:
+            old.append(self._idle.popleft()[0])
+        for one in old:
+            await one.aclose()
 
     def _new(self) -> "httpx.AsyncHTTPTransport":
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=IDLE)
@@ -81,12 +96,11 @@ class Client:
 
     async def _post(
         self, transport: "httpx.AsyncHTTPTransport", headers: Sequence[tuple[str, str]], body: bytes, deadline: float
-    ) -> Answer:
+    ) -> "httpx.Response":
         async with asyncio.timeout_at(deadline):
             # A third, because TLS has as much again, and the library leaks the socket if it is cancelled meanwhile.
             connecting = min(CONNECTING, (deadline - asyncio.get_running_loop().time()) / 3)
-            response = await self._response(transport, [*self._fixed, *headers], body, connecting)
-        return Answer(response.status_code, response.headers, await self._words(response, deadline))
+            return await self._response(transport, [*self._fixed, *headers], body, connecting)
 
     async def _response(
         self, transport: "httpx.AsyncHTTPTransport", headers: list[tuple[str, str]], body: bytes, connecting: float
@@ -174,3 +188,33 @@ class Client:
         if location := response.headers.get("location"):
             text = f"Location: {location} {text}"
         return self._options.quiet(" ".join(text.split()))[:LONGEST_WORDS]
+
+
+def _is_clean(transport: Any, response: "httpx.Response") -> bool:
+    """Say whether nothing stands behind an answer: the next call on this connection would take it for its own answer.
+    Whatever cannot be looked into is taken for not clean."""
+    headers = response.headers
+    if response.status_code in _BODILESS and (
+        headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    ):
+        return False  # the body that must not be there may still be on its way
+    try:
+        (connection,) = transport._pool.connections
+        surplus, _ = connection._connection._h11_state.trailing_data
+    except (AttributeError, TypeError, ValueError):
+        return False  # it was closed, or the library has changed: a connection for each call is slower, and safe
+    return not surplus and _is_decrypted(response.extensions.get("network_stream"))
+
+
+def _is_decrypted(stream: Any) -> bool:
+    """Say whether TLS holds nothing back: it hands out one record at a time, and the socket does not show the rest."""
+    tls = stream.get_extra_info("ssl_object") if stream is not None else None
+    if tls is None:
+        return stream is not None
+    try:
+        tls.read(1)
+    except ssl.SSLWantReadError:
+        return True
+    except ssl.SSLError:
+        return False
+    return False  # a surplus, or the end
