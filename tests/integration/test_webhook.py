@@ -326,6 +326,33 @@ async def test_204_keeps_its_connection_as_200_does(
         assert receiver.connections() == 1
 
 
+async def test_a_call_is_answered_for_whatever_is_raised(
+    publisher: MakePublisher, webhook_receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = publisher(options(webhook_receiver.url, connections=1))
+    for what in ("pause", "pack"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"pillarbox.brokers.webhook.publisher.{what}", lambda *_: int("odd"))
+            async with asyncio.timeout(5):
+                error = await outcome(hooks)
+        assert type(error) is PublishError
+        assert "ValueError: invalid literal" in str(error)
+    assert await outcome(hooks) is None
+
+
+async def test_a_worker_that_somebody_ends_answers_for_what_waits(
+    publisher: MakePublisher, webhook_receiver: WebhookReceiver
+) -> None:
+    webhook_receiver.behave({"hang": True})
+    hooks = publisher(options(webhook_receiver.url, connections=1))
+    hooks.send(batch("ab"))
+    await asyncio.sleep(0)
+    (worker,) = (task for task in asyncio.all_tasks() if task.get_name().startswith("call "))
+    worker.cancel()
+    async with asyncio.timeout(5):
+        assert set(errors(await answers(hooks, 2)).values()) == {BrokerUnavailable}
+
+
 async def test_a_name_that_does_not_exist_is_away(names: Callable[..., Names], publisher: MakePublisher) -> None:
     names([])
     error = await outcome(publisher(options("https://hooks.test/in")))

@@ -53,6 +53,10 @@ def test_the_endpoints_own_words_are_kept(status: int, words: str) -> None:
         ("soon", 0),
         ("٣", 0),
         ("", 0),
+        ("Fri, 31 Dec 2027 23:59:59 +99999999999999", 0),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", 3600),
+        ("Mon, 01 Jan 0001 00:00:00 +2359", 0),
+        ("Fri, 99 Foo 99999 25:61:61 GMT", 0),
     ],
 )
 def test_an_endpoint_may_ask_for_a_pause(text: str, seconds: float) -> None:

@@ -56,7 +56,7 @@ def _retry_after(text: str | None, now: datetime) -> float:
         return min(float(text[:9]), LONGEST_PAUSE)
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+        seconds = (until.replace(tzinfo=until.tzinfo or UTC) - now).total_seconds()
+    except (ValueError, TypeError, LookupError, ArithmeticError):  # by what is wrong with it, and by Python's version
         return 0.0
-    seconds = (until.replace(tzinfo=until.tzinfo or UTC) - now).total_seconds()
     return min(max(round(seconds, 1), 0.0), LONGEST_PAUSE)

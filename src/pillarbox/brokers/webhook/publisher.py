@@ -119,7 +119,7 @@ class WebhookPublisher:
             while self._ready:
                 call = self._ready.popleft()
                 self._flying[call] = None
-                result = await self._make(call)
+                result = await self._answered_for(call)
                 self._end(call, result.error)
                 if result.absent:
                     self._fail_waiting(result.error)
@@ -154,6 +154,21 @@ class WebhookPublisher:
         if waiting:
             self._news.set()
 
+    async def _answered_for(self, call: _Call) -> _Result:
+        """Make one call and say what has become of it, whatever is raised: the relay would wait for ever."""
+        try:
+            return await self._make(call)
+        except asyncio.CancelledError:
+            if not self._closed:  # by somebody else: this worker ends, and nobody would take its place
+                error = BrokerUnavailable("the call was broken off; it may or may not have arrived")
+                self._end(call, error)
+                self._fail_waiting(error)
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a library raises is an answer
+            return _Result(
+                PublishError(f"{self._options.origin}: {type(error).__name__}: {self._options.quiet(words_of(error))}")
+            )
+
     async def _make(self, call: _Call) -> _Result:
         """Make one call and say what it means."""
         call.began = asyncio.get_running_loop().time()
@@ -172,8 +187,6 @@ class WebhookPublisher:
             return _Result(BrokerUnavailable(str(error)), absent=True)
         except PublishError as error:
             return _Result(error)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises is an answer, or the relay would wait for ever
-            return _Result(PublishError(f"{self._options.origin}: {type(error).__name__}: {words_of(error)}"))
         return self._judged(answer)
 
     def _judged(self, answer: Answer) -> _Result:
