@@ -353,6 +353,30 @@ async def test_a_worker_that_somebody_ends_answers_for_what_waits(
         assert set(errors(await answers(hooks, 2)).values()) == {BrokerUnavailable}
 
 
+async def test_an_event_on_which_the_endpoint_hangs_up_counts_once_it_has_answered_others(
+    publisher: MakePublisher, webhook_receiver: WebhookReceiver
+) -> None:
+    webhook_receiver.behave({"contains": "a1", "close": True})
+    hooks = publisher(options(webhook_receiver.url))
+    for _ in range(3):
+        assert type(await outcome(hooks)) is BrokerUnavailable, "it may be away"
+    assert await outcome(hooks, *batch("b", first=2)) is None
+    error = await outcome(hooks)
+    assert type(error) is PublishError
+    assert "again on this event, while it answered others" in str(error)
+    assert type(await outcome(hooks)) is BrokerUnavailable, "it may be away by now"
+
+
+async def test_answers_of_a_proxy_do_not_say_that_the_endpoint_is_there(
+    publisher: MakePublisher, webhook_receiver: WebhookReceiver
+) -> None:
+    webhook_receiver.behave({"contains": "a1", "close": True}, {"status": 502})
+    hooks = publisher(options(webhook_receiver.url))
+    for first in (1, 2, 1):
+        error = await outcome(hooks, *batch("a", first=first))
+    assert type(error) is BrokerUnavailable
+
+
 async def test_a_name_that_does_not_exist_is_away(names: Callable[..., Names], publisher: MakePublisher) -> None:
     names([])
     error = await outcome(publisher(options("https://hooks.test/in")))

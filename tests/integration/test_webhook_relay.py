@@ -72,6 +72,21 @@ async def test_an_event_that_fails_twice_is_tried_again_and_holds_back_its_follo
     assert Moment.EVENT_DEAD not in shop.heard
 
 
+async def test_an_event_on_which_the_endpoint_hangs_up_holds_back_its_own_followers_only(
+    shop: RelayShop, webhook_receiver: WebhookReceiver
+) -> None:
+    webhook_receiver.behave({"contains": '"n":0,"of":"7."', "close": True, "store": False})
+    shop.add(250)
+    async with shop.relay(webhook_receiver.url):
+        await until(lambda: webhook_receiver.count() == 240)
+        await shop.until_heard(Moment.EVENT_RETRYING)
+        shop.add(1, start=251, topic="later")
+        await until(lambda: webhook_receiver.count() == 241)
+        (tried,) = await shop.records("retrying", "dead")
+    assert "broke before it answered" in str(tried.last_error)
+    assert arrived(webhook_receiver.received(), 7) == []
+
+
 async def test_a_limit_on_the_rate_kills_no_event(shop: RelayShop, webhook_receiver: WebhookReceiver) -> None:
     shop.add(100)
     limit = {"status": 429, "headers": {"retry-after": "1"}}

@@ -6,6 +6,7 @@
     wire.py        a message → HTTP headers
     signature.py   Standard Webhooks: keys and signatures
     answers.py     what a status means
+    breaks.py      what it means that a connection breaks
     publisher.py   the near end: one call in flight per key, many keys at once
 
 There is no far end: the endpoint is somebody's web application.

@@ -37,6 +37,10 @@ class Unreachable(BrokerUnavailable):
     """No connection to the endpoint came about, so nobody heard of the message."""
 
 
+class Broken(BrokerUnavailable):
+    """The connection broke in mid-call, so nobody knows whether the message was heard."""
+
+
 class Answer:
     """A status, headers in lower case, and the beginning of what stood in the body."""
 
@@ -129,7 +133,7 @@ class Client:
             return PublishRejected(f"it cannot be written as HTTP: {words}")
         if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in words:
             return PublishError(f"{self._options.origin} answered what is not HTTP: {words[:LONGEST_WORDS]}")
-        return BrokerUnavailable(f"the connection to {self._options.origin} broke before it answered: {words}")
+        return Broken(f"the connection to {self._options.origin} broke before it answered: {words}")
 
     def _url(self, address: str) -> "httpx.URL":
         options = self._options

@@ -5,10 +5,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from typing import NamedTuple
 
 from pillarbox.brokers.webhook.answers import judge, pause
-from pillarbox.brokers.webhook.client import Answer, Client, Unreachable
+from pillarbox.brokers.webhook.breaks import Breaks
+from pillarbox.brokers.webhook.client import Answer, Broken, Client, Unreachable
 from pillarbox.brokers.webhook.options import WebhookOptions
 from pillarbox.brokers.webhook.signature import sign
 from pillarbox.brokers.webhook.wire import id_of, pack
@@ -69,6 +71,7 @@ class WebhookPublisher:
         self._outcomes: list[Outcome] = []
         self._news = asyncio.Event()
         self._newest_acknowledged = 0.0
+        self._breaks = Breaks()
         self._pause: PublishError | None = None
         self._paused_until = 0.0
         self._closed = False
@@ -185,9 +188,19 @@ class WebhookPublisher:
             return self._late(call)
         except Unreachable as error:
             return _Result(BrokerUnavailable(str(error)), absent=True)
+        except Broken as error:
+            return self._broken(call, id, str(error))
         except PublishError as error:
             return _Result(error)
+        if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # above, a proxy may speak for an endpoint that is away
+            self._breaks.answered((message.topic, id), asyncio.get_running_loop().time())
         return self._judged(answer)
+
+    def _broken(self, call: _Call, id: str, words: str) -> _Result:
+        """Say what a connection that broke means; nobody else need wait, for this event may be at fault."""
+        if self._breaks.broke((call.message.topic, id), asyncio.get_running_loop().time()):
+            return _Result(PublishError(f"{words} (again on this event, while it answered others)"))
+        return _Result(BrokerUnavailable(words))
 
     def _judged(self, answer: Answer) -> _Result:
         seconds = pause(answer.status, answer.headers, datetime.now(UTC))
