@@ -434,6 +434,7 @@ async def test_https_to_a_server_without_tls_is_away(
 ) -> None:
     error = await outcome(publisher(options(f"https://127.0.0.1:{webhook_receiver.port}/in"), seconds=2))
     assert type(error) is BrokerUnavailable
+    assert "may not speak TLS" in str(error)
     assert webhook_receiver.received() == []
 
 

@@ -39,6 +39,9 @@ FORBIDDEN = {
     "fec0::1": "site-local",
     "2001:0:4136:e378:8000:63bf:3fff:fdd2": "Teredo",
     "64:ff9b:1::1": "local NAT64",
+    "192.88.99.1": "6to4 relay",
+    "3fff::1": "reserved",
+    "3fff:fff:ffff::1": "reserved",
     "192.0.2.1": "reserved",
     "198.18.0.1": "reserved",
     "198.51.100.1": "reserved",
@@ -57,6 +60,7 @@ FORBIDDEN = {
     "64:ff9b::a9fe:a9fe": "cloud metadata",
     "64:ff9b::c0a8:1": "private",
     "2002:7f00:1::": "loopback",
+    "2002:c058:6301::": "6to4 relay",
     "2002:a9fe:a9fe::1": "cloud metadata",
 }
 

@@ -28,7 +28,10 @@ _NOWHERE: Sequence[tuple[str, Sequence[str]]] = (
     ("site-local", ("fec0::/10",)),
     # Where they lead is decided by a relay that somebody else may have chosen.
     ("Teredo", ("2001::/32",)),
+    ("6to4 relay", ("192.88.99.0/24",)),
     ("local NAT64", ("64:ff9b:1::/48",)),
+    # For documentation; Python does not know it yet.
+    ("reserved", ("3fff::/20",)),
 )
 _NAT64 = IPv6Network("64:ff9b::/96")
 _COMPATIBLE = IPv6Network("::/96")

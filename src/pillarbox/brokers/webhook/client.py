@@ -124,8 +124,16 @@ class Client:
                 broken = self._broken(error)
             raise broken  # out here, because the library's error may quote what must not be shown
         self._addresses = []
-        words = "its name has no address" if failure is None else words_of(failure)
+        words = "its name has no address" if failure is None else words_of(failure) + self._hint(failure)
         raise Unreachable(f"{self._options.origin} cannot be reached: {words}") from failure
+
+    def _hint(self, failure: "httpx.TransportError") -> str:
+        """Say what may be wrong with the URL: a server without TLS may wait for the rest of a request, for ever."""
+        if self._options.scheme == "https" and (
+            isinstance(failure, httpx.ConnectTimeout) or "WRONG_VERSION_NUMBER" in words_of(failure)
+        ):
+            return f" (if somebody listens at port {self._options.port}, it may not speak TLS: then it is http://)"
+        return ""
 
     def _broken(self, error: "httpx.TransportError") -> PublishError:
         words = self._options.quiet(words_of(error))
