@@ -88,6 +88,20 @@ async def test_a_right_that_is_given_in_mid_batch_lets_nothing_overtake(redis: R
     assert [type(error) for _, error in refused] == [PublishRejected, PublishError]
 
 
+async def test_what_was_refused_before_a_cut_is_not_overtaken_by_the_first_message_after_it(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.brokers.redis.publisher.LARGEST_TRANSACTION", 1000)
+    async with publisher_at(redis.url()) as publisher:
+        send = Send(batch("abaa", padding=300), 0.0)
+        refused: list[tuple[Order, PublishError]] = []
+        transactions = publisher._transactions([send], refused)
+        first = next(transactions)
+        refused.append((first[0], PublishRejected("the first of them")))
+        assert [order.message.ticket for orders in [first, *transactions] for order in orders] == [1, 2]
+    assert [order.message.ticket for order, _ in refused] == [1, 3, 4]
+
+
 async def test_a_user_that_may_not_add_at_all_is_a_matter_of_settings(redis: Redis) -> None:
     with redis.client() as client:
         client.acl_setuser("shop", enabled=True, reset=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-xadd"])

@@ -129,6 +129,11 @@ class RedisPublisher:
         for send in sends:
             for message in send.messages:
                 order, error = self._order(send, message)
+                if orders and size + len(order.command) > LARGEST_TRANSACTION:
+                    yield orders
+                    orders, size = [], 0
+                    held.update(line for refusal, _ in refused if (line := refusal.line) is not None)
+                # Looked at after the cut: what was refused before it may stand in front of this one.
                 if held and order.line in held:
                     error = _held_back(order)
                 if error is not None:
@@ -136,10 +141,6 @@ class RedisPublisher:
                     if order.line is not None:
                         held.add(order.line)
                     continue
-                if orders and size + len(order.command) > LARGEST_TRANSACTION:
-                    yield orders
-                    orders, size = [], 0
-                    held.update(line for refusal, _ in refused if (line := refusal.line) is not None)
                 orders.append(order)
                 size += len(order.command)
         if orders:
