@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from pillarbox.errors import BrokerUnavailable, ConfigError, PublishError, Publi
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.testing.contracts.publisher import answers, batch, bodies
 from pillarbox.testing.contracts.subscriber import receive
+from servers.fault_proxy import FaultProxy
 from servers.redis import Redis
 
 Errors = dict[int, PublishError | None]
@@ -159,6 +160,42 @@ async def test_a_replica_is_an_outage_until_it_is_promoted(own_redis: Callable[.
             assert "READONLY You can't write against a read only replica" in str(errors[1])
             client.replicaof("NO", "ONE")
         assert await publish(publisher, batch("a", first=2)) == {2: None}
+
+
+async def test_a_publisher_leaves_a_former_primary_for_the_one_that_its_address_leads_to(
+    redis: Redis, own_redis: Callable[..., Redis]
+) -> None:
+    old = own_redis("redis")
+    with FaultProxy(old.port) as proxy:
+        async with publisher_at(old.url(port=proxy.port)) as publisher:
+            assert await publish(publisher, batch("a")) == {1: None}
+            proxy.target = redis.port
+            with old.client() as client:
+                client.replicaof("127.0.0.1", 1)
+            assert isinstance((await publish(publisher, batch("a", first=2)))[2], BrokerUnavailable)
+            assert await publish(publisher, batch("a", first=3)) == {3: None}
+    assert stored(redis) == [b"a3"]
+
+
+async def test_a_consumer_leaves_a_former_primary_for_the_one_that_its_address_leads_to(
+    redis: Redis, own_redis: Callable[..., Redis]
+) -> None:
+    old = own_redis("redis")
+    with FaultProxy(old.port) as proxy:
+        async with subscriber_at(old.url(port=proxy.port)) as subscriber:
+            assert await subscriber.deliveries(1, 0.1) == []  # its bell hangs there too
+            proxy.target = redis.port
+            with old.client() as client:
+                client.replicaof("127.0.0.1", 1)
+            for _ in range(2):  # the member hears of it, and the bell
+                with suppress(BrokerUnavailable):
+                    await subscriber.deliveries(1, 0.1)
+            assert await subscriber.deliveries(1, 0.6) == []
+            with old.client() as client:
+                assert not [one for one in client.client_list() if one["name"] == "pillarbox"]
+            async with publisher_at(redis.url()) as publisher:
+                await publish(publisher, batch("a"))
+            assert bodies(delivery.message for delivery in await receive(subscriber, 1)) == [b"a1"]
 
 
 async def test_a_server_that_cannot_save_is_an_outage(own_redis: Callable[..., Redis]) -> None:

@@ -66,6 +66,8 @@ class Member:
         self._check_at = 0.0
         self._turn = 0
         self._piece = 100
+        self.meetings = 0
+        """How often it has connected."""
         self.last: dict[str, str] = dict.fromkeys(topics, "$")
         """From where in each topic there is nothing that this member does not know."""
 
@@ -119,6 +121,7 @@ class Member:
         if not self._wire.is_open:
             (client,) = await self._wire.ask([packed("CLIENT", "ID")], 1, PATIENCE)
             self._client = "?" if is_error(client) else str(client)
+            self.meetings += 1
             self._check_at = 0.0
 
     async def _gone(self) -> dict[str, str]:
@@ -156,6 +159,8 @@ class Member:
                 if not is_error(answer):
                     answers[topic] = answer
                 elif not words(answer).startswith("NOSCRIPT"):
+                    # A former primary keeps us, as its replica; the address may lead to the new one by now.
+                    await self._wire.close()
                     raise self._trouble(topic, answer)
             if len(answers) == len(questions):
                 break

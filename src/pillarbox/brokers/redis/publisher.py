@@ -86,6 +86,8 @@ class RedisPublisher:
             except TimeoutError:
                 pass  # the deadline itself answers, and the connection is closed
             except PublishError as error:
+                if isinstance(error, BrokerUnavailable):
+                    await self._wire.close()  # a former primary keeps us; the address may lead to the new one by now
                 for send in sends:
                     self._sends.fail(send, error)
             except Exception as error:  # noqa: BLE001 - settings that are wrong, or our own fault: no retry cures it

@@ -34,6 +34,8 @@ class RedisSubscriber:
         self._member = Member(self._options, consumer, self._topics, lease)
         self._lease = lease.total_seconds()
         self._bell = Wire(self._options)
+        self._hung_at = 0
+        """The member's meeting at which the bell was hung up."""
         self._looking: asyncio.Task[list[Delivery]] | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -110,11 +112,15 @@ class RedisSubscriber:
                 self._waiting = None
 
     async def _listen(self, seconds: float) -> None:
+        if self._hung_at != self._member.meetings:  # it must ring where the member looks
+            await self._bell.close()
+            self._hung_at = self._member.meetings
         last = dict(self._member.last)
         block = max(1, int(seconds * 1000))
         command = packed("XREAD", "COUNT", 1, "BLOCK", block, "STREAMS", *last.keys(), *last.values())
         (answer,) = await self._bell.ask([command], 1, seconds + PATIENCE)
         if is_error(answer):
+            await self._bell.close()
             trouble = meaning(answer, self._options)
             raise trouble if isinstance(trouble, BrokerUnavailable | ConfigError) else BrokerUnavailable(str(trouble))
         if answer:
