@@ -287,6 +287,21 @@ async def test_durable_on_a_server_that_cannot_tell_is_warned_of_once(
     assert caplog.text.count("has no WAITAOF") == 1
 
 
+@pytest.mark.parametrize("redis", ["redis"], indirect=True)
+async def test_durable_is_asked_for_anew_with_each_connection(redis: Redis, own_redis: Callable[..., Redis]) -> None:
+    newer = own_redis("valkey")
+    with FaultProxy(redis.port) as proxy:
+        async with publisher_at(redis.url(port=proxy.port), durable=True) as publisher:
+            assert await publish(publisher, batch("a")) == {1: None}
+            proxy.target = newer.port
+            proxy.reset()
+            proxy.heal()
+            while (await publish(publisher, batch("a", first=2)))[2] is not None:
+                pass  # it hears of the break when it writes
+    with newer.client() as client:
+        assert client.info("commandstats")["cmdstat_waitaof"]["calls"] == 1
+
+
 async def test_durable_on_a_server_that_keeps_nothing_is_refused(own_redis: Callable[..., Redis]) -> None:
     server = own_redis("valkey", appendonly="no")
     async with publisher_at(server.url(), durable=True) as publisher:

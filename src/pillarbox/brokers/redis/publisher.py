@@ -60,6 +60,7 @@ class RedisPublisher:
         self._largest = self._options.largest_value
         self._trim: tuple[str, ...] = ("MAXLEN", "~", str(self._options.maxlen)) if self._options.maxlen else ()
         self._waits_for_disk = self._options.durable
+        self._told_of_no_disk = False
 
     def send(self, messages: Sequence[Message]) -> None:
         self._waiting.append(self._sends.begin(messages))
@@ -115,6 +116,7 @@ class RedisPublisher:
         """Open the connection and ask for what must be known before anything is sent."""
         largest, policy = (_value(answer) for answer in await self._wire.ask(_FACTS, len(_FACTS)))
         self._largest = min(self._options.largest_value, int(largest or self._options.largest_value))
+        self._waits_for_disk = self._options.durable  # it may be another server than the last time, or a newer one
         if policy.startswith("allkeys"):
             _logger.warning(
                 "Redis at %s may evict whole streams when its memory is full (maxmemory-policy is %s): published "
@@ -238,11 +240,7 @@ class RedisPublisher:
         said = words(answer) if is_error(answer) else ""
         if said.startswith("unknown command"):
             self._waits_for_disk = False
-            _logger.warning(
-                "redis.durable: the server at %s has no WAITAOF (Redis 7.2 or Valkey has), so published means in its "
-                "memory; set appendfsync always, or run a newer one",
-                self._options.address,
-            )
+            self._tell_of_no_disk()
         elif "appendonly is disabled" in said:
             raise ConfigError(f"redis.durable: {self._options.address} says: {said}; set appendonly yes there")
         elif said:
@@ -251,6 +249,17 @@ class RedisPublisher:
             raise BrokerUnavailable(
                 f"Redis at {self._options.address} has it in memory, but not on disk in time: {answer[0]} of 1 here, "
                 f"{answer[1]} of {self._options.replicas} on replicas"
+            )
+        else:
+            self._told_of_no_disk = False
+
+    def _tell_of_no_disk(self) -> None:
+        if not self._told_of_no_disk:
+            self._told_of_no_disk = True
+            _logger.warning(
+                "redis.durable: the server at %s has no WAITAOF (Redis 7.2 or Valkey has), so published means in its "
+                "memory; set appendfsync always, or run a newer one",
+                self._options.address,
             )
 
 
