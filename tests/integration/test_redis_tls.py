@@ -53,3 +53,11 @@ async def test_a_certificate_that_nobody_vouches_for_is_an_outage_with_the_reaso
 async def test_unsafe_takes_any_certificate(secured: Secured) -> None:
     async with publisher_at(secured.url, ssl_cert_reqs="none", unsafe=True) as publisher:
         assert await publish(publisher, batch("a")) == {1: None}
+
+
+async def test_a_port_without_tls_is_told_of(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pillarbox.brokers.redis.wire.HANDSHAKE", 0.1)
+    async with publisher_at(redis.url().replace("redis://", "rediss://")) as publisher:
+        errors = await publish(publisher, batch("a"))
+    assert isinstance(errors[1], BrokerUnavailable)
+    assert "perhaps this port does not speak TLS" in str(errors[1])

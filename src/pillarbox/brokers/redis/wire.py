@@ -17,6 +17,8 @@ except ModuleNotFoundError as error:
 
 GOODBYE = 1.0
 """How long the end of a connection is waited for, in seconds."""
+HANDSHAKE = 4.0
+"""How long a server with TLS may take until it has let us in, in seconds: less than anybody waits for an answer."""
 
 # redis-py takes the code off the words of these, and people search for it; it also takes off ERR.
 _CODES: tuple[tuple[type[Exception], str], ...] = (
@@ -103,7 +105,17 @@ class Wire:
             **(options.tls or {}),
         )
         self._connection = connection
-        await connection.connect()  # type: ignore[no-untyped-call]
+        try:
+            async with asyncio.timeout(None if options.tls is None else HANDSHAKE):
+                await connection.connect()  # type: ignore[no-untyped-call]
+        except TimeoutError as error:
+            if options.tls is None:
+                raise
+            # A server without TLS waits for the end of a line, and says nothing.
+            raise BrokerUnavailable(
+                f"Redis at {options.address} did not let us in within {HANDSHAKE:g} s: perhaps this port does not speak"
+                " TLS, which rediss:// demands"
+            ) from error
         return connection
 
 
