@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import nats
@@ -13,6 +14,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_binary, from_struct
 from cloudevents.core.formats.json import JSONFormat
 
 from pillarbox.brokers.nats import NatsOptions, NatsPublisher, NatsSubscriber
+from pillarbox.brokers.nats.connection import Client, _close
 from pillarbox.core.message import Message, encode
 from pillarbox.errors import (
     BrokerUnavailable,
@@ -237,12 +239,46 @@ async def test_what_the_user_may_not_do_is_refused_and_a_wrong_password_is_an_ou
         ours = publisher(f"nats://shop:secret@127.0.0.1:{server.port}")
         outcomes = await publish(ours, *batch("a", topic="mails"), *batch("b", first=2))
         assert type(outcomes[0]) is PublishRejected
-        assert "permissions violation" in str(outcomes[0])
+        assert "permissions violation" in str(outcomes[0]).lower()
         assert outcomes[1] is None
         (error,) = await publish(publisher(f"nats://shop:wrong@127.0.0.1:{server.port}"), *batch("a"))
         assert type(error) is BrokerUnavailable
         assert "authorization violation" in str(error).lower()
         await ours.close()
+
+
+async def test_a_right_that_is_missing_for_one_subject_says_nothing_of_another_that_differs_in_case(
+    publisher: MakePublisher,
+) -> None:
+    with Nats(extra=USERS) as server:
+        await make_stream(f"nats://admin:secret@127.0.0.1:{server.port}", "TEST", "orders", "Orders")
+        ours = publisher(f"nats://shop:secret@127.0.0.1:{server.port}")
+        outcomes = await publish(ours, *batch("a"), *batch("a", first=2, topic="Orders"), *batch("b", first=3))
+        assert [type(error) for error in outcomes] == [type(None), PublishRejected, type(None)]
+        await ours.close()
+
+
+async def test_a_password_may_be_percent_encoded(publisher: MakePublisher) -> None:
+    with Nats(extra='authorization { user: "a@nn", password: "p@ss/w?rd" }') as server:
+        ours = publisher(f"nats://a%40nn:p%40ss%2Fw%3Frd@127.0.0.1:{server.port}")
+        assert "no stream takes the subject" in await refusal(ours, *batch("a"))
+        await ours.close()
+
+
+async def test_a_client_that_fails_before_it_asks_a_server_is_told_at_once_and_closed(
+    publisher: MakePublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ImportError("no such library")
+
+    monkeypatch.setattr("nats.aio.client.Client._setup_server_pool", fail)
+    (error,) = await publish(publisher(), *batch("a"))
+    assert type(error) is BrokerUnavailable
+    assert "no such library" in str(error)
+
+
+async def test_a_client_that_never_connected_is_closed_without_a_word() -> None:
+    await _close(Client())
 
 
 async def test_a_server_that_does_not_ask_for_tls_is_not_spoken_to_with_tls_demanded(url: str) -> None:
@@ -374,6 +410,14 @@ async def test_our_own_subscriber_reads_every_format(url: str, publisher: MakePu
         ("//localhost", {"unsafe": "perhaps"}, "nats.unsafe"),
         ("//", {}, "nats://host:4222"),
         ("//localhost/orders", {}, "nats://host:4222"),
+        ("//localhost:port", {}, "no port"),
+        ("//localhost:99999", {}, "no port"),
+        ("//localhost?credentials=/nope", {}, "nats.credentials: /nope cannot be read: No such file"),
+        ("//localhost", {"nkey": "/nope"}, "nats.nkey: /nope cannot be read"),
+        ("//localhost", {"tls_ca": "/nope"}, "nats.tls_ca: /nope cannot be read"),
+        ("//localhost", {"tls_cert": "/nope"}, "nats.tls_cert: /nope cannot be read"),
+        ("//localhost", {"tls_key": "/nope"}, "nats.tls_key: /nope cannot be read"),
+        ("//localhost", {"nkey": "SU" + "A" * 56}, "nats.nkey: what was given, which looks like the secret itself"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_name(rest: str, table: dict[str, Any], words: str) -> None:
@@ -383,8 +427,23 @@ def test_a_wrong_setting_is_refused_with_its_name(rest: str, table: dict[str, An
 
 def test_the_url_names_servers_and_options() -> None:
     options = NatsOptions.read("tls", "//ann:secret@one,two:4333?stream=ORDERS", {"stream": "MAILS", "unsafe": True})
-    assert options.servers == ("tls://ann:secret@one:4222", "tls://ann:secret@two:4333")
+    assert options.servers == ("tls://one:4222", "tls://two:4333")
+    assert (options.user, options.password) == ("ann", "secret")
+    assert "secret" not in repr(options)
     assert (options.stream, options.unsafe) == ("ORDERS", True)
+
+
+def test_a_login_without_a_colon_is_a_token() -> None:
+    options = NatsOptions.read("nats", "//s%2Fecret@one", {})
+    assert (options.user, options.token) == (None, "s/ecret")
+
+
+async def test_a_library_for_keys_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "seed").write_text("SU…")
+    monkeypatch.setattr("pillarbox.brokers.nats.connection.find_spec", lambda name: None)
+    options = NatsOptions.read("nats", "//localhost", {"nkey": str(tmp_path / "seed")})
+    with pytest.raises(ConfigError, match=r"nats\.nkey: needs the library nkeys.*pip install nkeys"):
+        NatsPublisher(options, publish_timeout=timedelta(seconds=1))
 
 
 async def test_bodies_of_a_large_send_all_arrive(url: str, publisher: MakePublisher) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pillarbox.core.routing import Topic
@@ -62,6 +62,32 @@ def test_no_error_about_a_url_says_its_secret(url: str) -> None:
         file_of("database", parse_url("database", url))
     with nothing_is_said():
         Relay(database=url, broker=url)
+
+
+@given(st.sampled_from(["redis", "rediss", "nats", "tls", "rabbitmq", "amqps", "kafka"]), secrets, ends)
+@example("redis", f"{MARK}/rest", "host")
+@example("redis", f"x?{MARK}=1", "host")
+@example("rabbitmq", f"{MARK}/rest", "host")
+@example("nats", f"{MARK}/rest", "host")
+@example("kafka", f"x?{MARK}=1", "host")
+@example("redis", f"[{MARK}", "host")
+def test_no_error_of_a_broker_says_a_password_that_was_not_percent_encoded(scheme: str, secret: str, end: str) -> None:
+    with nothing_is_said():
+        Relay(database="sqlite:///shop.db", broker=f"{scheme}://shop:{secret}@{end}")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "nats", "rabbitmq", "kafka"])
+@pytest.mark.parametrize("password", ["a/b", "a?b", "a#b", "1/b", "1?unsafe=1"])
+def test_a_password_that_was_not_percent_encoded_is_refused_with_the_cure(scheme: str, password: str) -> None:
+    with pytest.raises(ConfigError, match=r"an @ stands behind a /, \? or # in its URL: write / as %2F"):
+        Relay(database="sqlite:///shop.db", broker=f"{scheme}://shop:{password}@host")
+
+
+@pytest.mark.parametrize("scheme", ["redis", "nats", "rabbitmq", "kafka"])
+@pytest.mark.parametrize("host", ["h:99999", "h:port", "[::1"])
+def test_a_host_that_is_none_is_refused(scheme: str, host: str) -> None:
+    with pytest.raises(ConfigError, match="the port behind it is no port"):
+        Relay(database="sqlite:///shop.db", broker=f"{scheme}://shop:secret@{host}")
 
 
 @given(urls(), st.sampled_from(known_keys()))

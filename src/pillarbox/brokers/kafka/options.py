@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import parse_qsl, unquote
 
+from pillarbox.brokers.urls import check_login, host_and_port
 from pillarbox.errors import ConfigError
 
 PORT = 9092
@@ -71,11 +72,13 @@ class KafkaOptions:
     @classmethod
     def read(cls, rest: str, table: Mapping[str, Any]) -> Self:
         """Read the part of the URL that follows the colon, and the table [kafka]; the URL wins."""
+        check_login(rest)
         address, _, query = rest.removeprefix("//").partition("?")
         login, _, hosts = address.rpartition("@")
-        servers = ",".join(_host(host) for host in hosts.rstrip("/").split(",") if host)
-        if not servers or "/" in servers:
+        given_hosts = [host for host in hosts.rstrip("/").split(",") if host]
+        if not given_hosts or "/" in hosts.rstrip("/"):
             raise ConfigError(f"broker: write kafka://host:{PORT}, or several hosts with commas between them")
+        servers = ",".join(host_and_port(host, PORT) for host in given_hosts)
         given = dict(table) | dict(parse_qsl(query, keep_blank_values=True))
         unsafe = _switch("unsafe", given.pop("unsafe", False))
         properties = {_ALIASES.get(name, name): _text(name, value) for name, value in given.items()}
@@ -131,10 +134,6 @@ class KafkaOptions:
             "fetch.error.backoff.ms": "100",
             **self.properties,
         }
-
-
-def _host(host: str) -> str:
-    return host if host.rpartition(":")[2].isdigit() else f"{host}:{PORT}"
 
 
 def _login(login: str) -> dict[str, str]:

@@ -3,11 +3,13 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 from pillarbox.brokers.nats.options import NatsOptions
 from pillarbox.core.retry import words_of
-from pillarbox.errors import BrokerUnavailable, MissingExtra
+from pillarbox.errors import BrokerUnavailable, ConfigError, MissingExtra
 
 try:
     from nats import errors
@@ -34,6 +36,9 @@ class Connection:
     def __init__(
         self, options: NatsOptions, name: str, on_lost: Callable[[str], None], on_words: Callable[[str], None]
     ) -> None:
+        if (options.credentials or options.nkey) and find_spec("nkeys") is None:
+            name = "credentials" if options.credentials else "nkey"
+            raise ConfigError(f"nats.{name}: needs the library nkeys, which signs for us: pip install nkeys")
         self._options, self._name, self._tls = options, name, options.tls()
         self._on_lost, self._on_words = on_lost, on_words
         self._client: Client | None = None
@@ -115,7 +120,7 @@ class Connection:
             await asyncio.wait([opening])
         client, self._client = self._client, None
         if client is not None:
-            await client.close()
+            await _close(client)
 
     def _open(self) -> None:
         client = self._client = Client()
@@ -139,6 +144,9 @@ class Connection:
             "pending_size": 0,
             "inbox_prefix": options.inbox_prefix,
             "tls": self._tls,
+            # A token given as well is meant instead.
+            "user": options.user if options.token is None else None,
+            "password": options.password if options.token is None else None,
             "token": options.token,
             "user_credentials": options.credentials,
             "nkeys_seed": options.nkey,
@@ -148,11 +156,11 @@ class Connection:
             self._check_encrypted()
             if self._set_up is not None:
                 await self._set_up(client)
-        except (errors.Error, OSError, TimeoutError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever the library raises, those who wait must hear of it
             self._client, self._opening = None, None
             await self._failed(error)
             self._give_up()
-            await client.close()
+            await _close(client)
             return
         self._opening = None
         self._hand_over(client)
@@ -177,7 +185,7 @@ class Connection:
         """Hear of an error: an attempt to connect that failed, or words of the server."""
         self._last_words = words_of(error)
         if self.connected is not None:
-            self._on_words(self._last_words)
+            self._on_words(_as_written(self.connected, self._last_words))
             return
         for waiter, left in list(self._waiting.items()):
             self._waiting[waiter] = left - 1
@@ -206,3 +214,20 @@ class Connection:
             self._broken.set()
             self._on_lost(f"NATS closed the connection: {self._last_words}")
             self._give_up()
+
+
+async def _close(client: Client) -> None:
+    # One that failed before it asked any server has nothing to close, and the library finds no better word for that.
+    with suppress(AssertionError):
+        await client.close()
+
+
+def _as_written(client: Client, words: str) -> str:
+    """Give words of the server in its own letters: the library makes them small, and subjects may differ in that only.
+
+    It still has the line that it is about; should it have none some day, the words stay as they are.
+    """
+    line = bytes(getattr(getattr(client, "_ps", None), "buf", b"")).partition(b"\r\n")[0].decode(errors="replace")
+    small = words.removeprefix("nats: ")
+    at = line.lower().find(small)
+    return words if at < 0 else line[at : at + len(small)]

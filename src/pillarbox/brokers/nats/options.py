@@ -1,16 +1,20 @@
 """What can be set for NATS: in the URL, `nats://user:password@host:4222,other:4222?stream=ORDERS`, and in [nats]."""
 
+import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, Self
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
+from pillarbox.brokers.urls import check_login, host_and_port
 from pillarbox.errors import ConfigError
 
 PORT = 4222
+_SECRET = re.compile(r"S[A-Z2-7]{20}|eyJ|-----|\s")
+"""How seeds, JWTs and keys begin, where the path of a file is expected."""
 
 
 class TlsContext(ssl.SSLContext):
@@ -30,7 +34,9 @@ class NatsOptions:
     servers: tuple[str, ...]
     stream: str | None = None
     """The stream that every acknowledgement must come from; None asks the server which one takes the subject."""
-    token: str | None = None
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
     credentials: str | None = None
     """The file with a user's JWT and seed."""
     nkey: str | None = None
@@ -47,16 +53,31 @@ class NatsOptions:
     @classmethod
     def read(cls, scheme: str, rest: str, table: Mapping[str, Any]) -> Self:
         """Read the part of the URL that follows the colon, and the table [nats]; the URL wins."""
+        check_login(rest)
         address, _, query = rest.removeprefix("//").partition("?")
-        login, at, hosts = address.rpartition("@")
-        servers = tuple(f"{scheme}://{login}{at}{_host(host)}" for host in hosts.rstrip("/").split(",") if host)
-        if not servers or "/" in hosts.rstrip("/"):
+        login, _, hosts = address.rpartition("@")
+        given_hosts = [host for host in hosts.rstrip("/").split(",") if host]
+        if not given_hosts or "/" in hosts.rstrip("/"):
             raise ConfigError(f"broker: write {scheme}://host:{PORT}, or several hosts with commas between them")
         given = dict(table) | dict(parse_qsl(query, keep_blank_values=True))
         values: dict[str, Any] = {name: _value(name, value) for name, value in given.items()}
-        options = cls(servers, **values)
+        servers = tuple(f"{scheme}://{host_and_port(host, PORT)}" for host in given_hosts)
+        options = cls(servers, **(_login(login) | values))
+        options._check_files()
         options._refuse_what_is_unsafe()
         return options
+
+    def _check_files(self) -> None:
+        for name in _FILES:
+            path = getattr(self, name)
+            if path is None:
+                continue
+            try:
+                open(path, "rb").close()
+            except (OSError, ValueError) as error:
+                shown = "what was given, which looks like the secret itself," if _SECRET.match(path) else path
+                why = getattr(error, "strerror", None) or "no file has such a name"
+                raise ConfigError(f"nats.{name}: {shown} cannot be read: {why}; give the path of a file") from None
 
     def _refuse_what_is_unsafe(self) -> None:
         if not self.tls_verify and not self.unsafe:
@@ -89,11 +110,17 @@ class NatsOptions:
         return context
 
 
-def _host(host: str) -> str:
-    return host if host.rpartition(":")[2].isdigit() else f"{host}:{PORT}"
+def _login(login: str) -> dict[str, str]:
+    """Read `user:password` before the hosts; alone it is a token."""
+    if not login:
+        return {}
+    user, colon, password = login.partition(":")
+    return {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
 
 
-_KNOWN = {field.name: field.type for field in fields(NatsOptions) if field.name != "servers"}
+_IN_THE_ADDRESS = ("servers", "user", "password")
+_KNOWN = {field.name: field.type for field in fields(NatsOptions) if field.name not in _IN_THE_ADDRESS}
+_FILES = ("credentials", "nkey", "tls_ca", "tls_cert", "tls_key")
 
 
 def _value(name: str, value: object) -> object:

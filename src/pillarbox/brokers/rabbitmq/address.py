@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlencode
 
+from pillarbox.brokers.urls import split
 from pillarbox.errors import ConfigError
 
 HEARTBEAT, PREFETCH = 10, 500
@@ -45,14 +46,11 @@ class Address:
     @classmethod
     def parse(cls, text: str, options: Mapping[str, Any] | None = None) -> "Address":
         """Read a URL such as rabbitmq://user:password@host/vhost?exchange=shop; it wins over the options."""
-        parts = urlsplit(text)
+        parts = split(text)
         scheme = _SCHEMES.get(parts.scheme)
         if scheme is None or not parts.hostname:
             raise ConfigError("broker: write rabbitmq://user:password@host/vhost?exchange=shop, or amqps:// for TLS")
-        try:
-            port = parts.port or (5671 if scheme == "amqps" else 5672)
-        except ValueError as error:
-            raise ConfigError("broker: the port of the RabbitMQ is no number from 1 to 65535") from error
+        port = parts.port or (5671 if scheme == "amqps" else 5672)
         given = dict(options or {}) | dict(parse_qsl(parts.query, keep_blank_values=True))
         _check_names(given)
         _check_safe(given)

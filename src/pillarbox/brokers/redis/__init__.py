@@ -10,6 +10,7 @@ subscriber.py   the far end: waiting, and handing out
 """
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
+from pillarbox.brokers.redis.options import read_options
 from pillarbox.brokers.redis.publisher import RedisPublisher
 from pillarbox.brokers.redis.subscriber import RedisSubscriber
 
@@ -18,9 +19,11 @@ __all__ = ["RedisPublisher", "RedisSubscriber", "open_publisher", "open_subscrib
 
 def open_publisher(given: Given) -> Publishers:
     url, options = ":".join(given.url), given.tables.get("redis", {})
+    read_options(url, options)
     return lambda: RedisPublisher(url, options=options, publish_timeout=given.publish_timeout, hooks=given.hooks)
 
 
 def open_subscriber(given: Given) -> Subscribers:
     url, options = ":".join(given.url), given.tables.get("redis", {})
+    read_options(url, options)
     return lambda consumer, topics: RedisSubscriber(url, consumer=consumer, topics=topics, options=options)

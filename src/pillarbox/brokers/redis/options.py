@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
+from pillarbox.brokers.urls import split
 from pillarbox.errors import ConfigError
 
 LARGEST_BULK = 512 << 20
@@ -41,7 +42,7 @@ class Options:
 
 def read_options(url: str, table: Mapping[str, Any]) -> Options:
     """Take the URL apart and put the table's options to its own; raise ConfigError, with the option's name."""
-    parts = urlsplit(url)
+    parts = split(url)
     secure = parts.scheme == "rediss"
     given = {f"redis.{name}": value for name, value in table.items()}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -52,13 +53,9 @@ def read_options(url: str, table: Mapping[str, Any]) -> Options:
     replicas, durable = _number(given, "replicas", 0), _truth("redis.durable", given.get("redis.durable", False))
     if replicas and not durable:
         raise ConfigError("redis.replicas: says who must have it on disk, which needs redis.durable = true")
-    try:
-        port = parts.port or 6379
-    except ValueError as error:
-        raise ConfigError(f"broker: the port of the redis URL is no port: {error}") from error
     return Options(
         host=unquote(parts.hostname or "localhost"),
-        port=port,
+        port=parts.port or 6379,
         database=_database(parts.path),
         username=unquote(parts.username) if parts.username else None,
         password=unquote(parts.password) if parts.password else None,
