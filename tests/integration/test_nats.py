@@ -200,6 +200,41 @@ async def test_a_stream_in_memory_is_refused_until_somebody_says_that_it_is_mean
     assert await publish(publisher(unsafe=True), *batch("a")) == [None]
 
 
+async def test_a_stream_that_was_made_anew_in_memory_is_refused_too(url: str, publisher: MakePublisher) -> None:
+    await make_stream(url, "TEST", "orders")
+    ours = publisher()
+    assert await publish(ours, *batch("a")) == [None]
+    await ask(url, "STREAM.DELETE.TEST", {})
+    await make_stream(url, "TEST", "orders", storage="memory")
+    for first, words in ((2, "made anew"), (4, "in memory")):
+        outcomes = await publish(ours, *batch("ab", first=first))
+        assert [type(error) for error in outcomes] == [BrokerUnavailable] * 2
+        assert words in str(outcomes[0])
+
+
+async def test_what_is_known_of_streams_is_forgotten_with_the_connection(url: str, publisher: MakePublisher) -> None:
+    await make_stream(url, "TEST", "orders")
+    ours = publisher()
+    assert await publish(ours, *batch("a")) == [None]
+    assert ours._streams.known == {"orders": "TEST"}
+    ours._lost("the connection to NATS was lost")
+    assert ours._streams.known == {}
+    assert await publish(ours, *batch("a", first=2)) == [None]
+
+
+async def test_a_stream_that_was_made_anew_in_a_file_takes_the_event_the_next_time(
+    url: str, publisher: MakePublisher
+) -> None:
+    await make_stream(url, "TEST", "orders")
+    ours = publisher()
+    assert await publish(ours, *batch("a")) == [None]
+    await ask(url, "STREAM.DELETE.TEST", {})
+    await make_stream(url, "TEST", "orders")
+    assert type((await publish(ours, *batch("a", first=2)))[0]) is BrokerUnavailable
+    assert await publish(ours, *batch("a", first=2)) == [None]
+    assert bodies(await stored_in(url, "TEST")) == [b"a2"]
+
+
 async def test_a_stream_that_acknowledges_nothing_is_named(url: str, publisher: MakePublisher) -> None:
     await make_stream(url, "TEST", "orders", no_ack=True)
     (error,) = await publish(publisher(), *batch("a"))

@@ -27,6 +27,16 @@ def unclaimed(answer: Msg) -> bool:
     return not answer.data and (answer.headers or {}).get("Status") == NO_RESPONDERS
 
 
+def sequence(data: bytes, stream: str) -> int:
+    """Give the number under which a stream has stored a message that it accepted; 0 if it had it already."""
+    if b'"duplicate"' in data:
+        return 0
+    number = (
+        data[len(acceptance(stream)) :].partition(b",")[0].rstrip(b"}") if data.startswith(acceptance(stream)) else b""
+    )
+    return int(number if number.isdigit() else json.loads(data)["seq"])
+
+
 def judge(data: bytes, stream: str) -> PublishError | None:
     """Judge an answer to a message that was meant for `stream`; None: it is stored there."""
     if data.startswith(acceptance(stream)) and b"error" not in data:

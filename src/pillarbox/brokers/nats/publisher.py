@@ -161,9 +161,13 @@ class NatsPublisher:
             if self._looking is None or self._looking.done():
                 self._looking = asyncio.create_task(self._look(), name="look for streams of NATS")
             return
-        error = answers.judge(answer.data, flight.streams[index])
+        stream = flight.streams[index]
+        error = answers.judge(answer.data, stream)
         if error is not None:
             self._streams.forget(message.topic)
+        elif not self._streams.count(stream, answers.sequence(answer.data, stream)):
+            self._lost(f"the stream {stream} was made anew, and what is known of it holds no longer")
+            return
         flight.outcomes.append(Outcome(message.ticket, error))
         self._touched[flight] = None
 
@@ -201,6 +205,7 @@ class NatsPublisher:
 
     def _lost(self, words: str) -> None:
         """Answer for all that is under way; what still waits to be sent is sent when the connection is back."""
+        self._streams.forget_all()
         for flight in list(self._flights.values()):
             self._sends.fail(flight.send, BrokerUnavailable(f"{words}; it may or may not have arrived"))
         self._flights.clear()
@@ -215,6 +220,6 @@ class NatsPublisher:
             forbidden = [
                 Outcome(message.ticket, PublishRejected(words))
                 for message in flight.send.messages
-                if f'"{message.topic}"'.lower() in words.lower()
+                if f'"{message.topic}"' in words
             ]
             self._sends.answer(flight.send, forbidden)

@@ -44,10 +44,26 @@ class Streams:
         self._connection, self._options = connection, options
         self.known: dict[str, str] = {}
         """The stream of each topic that was asked for."""
+        self._numbers: dict[str, int] = {}
+        """The last number of each stream that stored something for us."""
 
     def forget(self, topic: str) -> None:
         """Ask again the next time."""
         self.known.pop(topic, None)
+
+    def forget_all(self) -> None:
+        """Ask for everything again: other servers, or other streams of the same names, may be there now."""
+        self.known.clear()
+        self._numbers.clear()
+
+    def count(self, stream: str, number: int) -> bool:
+        """Note the number of a message that was stored, 0 for a copy; False if the stream counts anew, so it is not the
+        one that was asked about."""
+        if 0 < number <= self._numbers.get(stream, 0):
+            return False
+        if number:
+            self._numbers[stream] = number
+        return True
 
     async def find(self, client: Client, topic: str) -> str | PublishError:
         """Give the stream that takes a topic, or why nothing can be published on it now."""
