@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from pillarbox.core.event import Event
 from pillarbox.errors import ConfigError, DuplicateEvent, NoTransaction, SchemaMismatch, StoreError
-from pillarbox.sqlalchemy import AsyncOutbox, Inbox, Outbox, outbox_table
+from pillarbox.sqlalchemy import AsyncOutbox, Outbox, outbox_table
 from tests.integration.postgres_shop import made, read, roles
 
 outbox, async_outbox = Outbox(), AsyncOutbox()
@@ -137,11 +137,6 @@ def test_notify_is_for_postgres(engine: Engine) -> None:
     with Session(sqlite) as session, pytest.raises(ConfigError, match="notify: only PostgreSQL has NOTIFY"):
         ringing.add(session, PING)
     sqlite.dispose()
-
-
-def test_an_inbox_says_that_it_does_not_know_postgres_yet(engine: Engine) -> None:
-    with Session(engine) as session, pytest.raises(ConfigError, match="know sqlite only"):
-        Inbox("billing", sessionmaker(engine)).first_time(session, "1")
 
 
 def test_after_commit_is_called_after_the_commit_and_not_before(engine: Engine, url: str) -> None:

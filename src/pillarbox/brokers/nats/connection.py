@@ -116,8 +116,7 @@ class Connection:
         self._closed = True
         opening, self._opening = self._opening, None
         if opening is not None:
-            opening.cancel()
-            await asyncio.wait([opening])
+            await ended(opening)
         client, self._client = self._client, None
         if client is not None:
             await _close(client)
@@ -214,6 +213,14 @@ class Connection:
             self._broken.set()
             self._on_lost(f"NATS closed the connection: {self._last_words}")
             self._give_up()
+
+
+async def ended(task: "asyncio.Task[Any]") -> None:
+    """Cancel a task until it has ended. Once is not enough: a wait inside of it that ends in the same moment may lose
+    the cancellation (until Python 3.12), and the library would go on trying to connect for ever."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.1)
 
 
 async def _close(client: Client) -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from itertools import count
 
 from pillarbox.brokers.nats import answers
-from pillarbox.brokers.nats.connection import Client, Connection, Msg, Subscription, errors
+from pillarbox.brokers.nats.connection import Client, Connection, Msg, Subscription, ended, errors
 from pillarbox.brokers.nats.options import NatsOptions
 from pillarbox.brokers.nats.streams import Streams, find_stream, no_stream
 from pillarbox.brokers.nats.wire import pack
@@ -71,8 +71,7 @@ class NatsPublisher:
     async def close(self) -> None:
         for task in (self._carrying, self._looking):
             if task is not None:
-                task.cancel()
-                await asyncio.wait([task])
+                await ended(task)
         await self._connection.close()
         self._sends.fail_all(BrokerUnavailable("closed before NATS answered; it may or may not have arrived"))
 
