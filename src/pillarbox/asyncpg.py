@@ -24,7 +24,7 @@ from pillarbox.errors import ConfigError, MissingExtra, NoTransaction, StoreUnav
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import texts_of
-from pillarbox.inbox.steps import Call, ClosedByHandler, Program, call_async, call_sync, drive_async, refused_at_commit
+from pillarbox.inbox.steps import Call, ClosedByHandler, Program, call_async, call_sync, commit_failures, drive_async
 
 try:
     import asyncpg
@@ -91,7 +91,7 @@ class Inbox(Registry[Any, Any]):
         """Note a message in the connection's transaction; False if this consumer has it already."""
         _check(connection)
         program = programs.first_time(self.texts, message_key(message_id))
-        return await drive_async(program, lambda statement: _run(connection, statement), _no_call)
+        return await drive_async(program, lambda statement: _run(connection, statement))
 
     async def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own; for the consumer."""
@@ -107,7 +107,7 @@ class Inbox(Registry[Any, Any]):
                     if not connection.is_closed():
                         await transaction.rollback()
                     raise
-                with _commit_failures():
+                with commit_failures(asyncpg.IntegrityConstraintViolationError):
                     await transaction.commit()
                 return result
 
@@ -151,19 +151,6 @@ async def _call(connection: AnyConnection, step: Call) -> object:
     if connection.is_closed():
         raise ClosedByHandler
     return value
-
-
-async def _no_call(_: Call) -> object:
-    raise AssertionError("this program calls no handler")
-
-
-@contextmanager
-def _commit_failures() -> Iterator[None]:
-    """A constraint that waits for the commit is the handler's to keep."""
-    try:
-        yield
-    except asyncpg.IntegrityConstraintViolationError as error:
-        raise refused_at_commit(error) from error
 
 
 def _check(connection: object) -> None:

@@ -17,7 +17,7 @@ from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import texts_of
-from pillarbox.inbox.steps import Call, Program, call_sync, drive, refused_at_commit
+from pillarbox.inbox.steps import Call, Program, call_sync, commit_failures, drive
 
 R = TypeVar("R")
 
@@ -88,8 +88,8 @@ class Inbox(Registry[sqlite3.Connection, None]):
             with _failures(connection):
                 _begin(connection, "BEGIN" if reading else "BEGIN IMMEDIATE")
             result = drive(program, run, call)
-            with _failures(connection):
-                _commit(connection)
+            with _failures(connection), commit_failures(sqlite3.IntegrityError):
+                _end(connection, "COMMIT")
         except BaseException:
             self._roll_back(connection)
             raise
@@ -152,13 +152,6 @@ def _end(connection: sqlite3.Connection, how: Literal["COMMIT", "ROLLBACK"]) -> 
         connection.commit()
     else:
         connection.rollback()
-
-
-def _commit(connection: sqlite3.Connection) -> None:
-    try:
-        _end(connection, "COMMIT")
-    except sqlite3.IntegrityError as error:  # a constraint that waits for the commit: the handler broke it
-        raise refused_at_commit(error) from error
 
 
 def _door_for(library: str) -> str:

@@ -31,9 +31,9 @@ from pillarbox.inbox.steps import (
     Program,
     call_async,
     call_sync,
+    commit_failures,
     drive,
     drive_async,
-    refused_at_commit,
 )
 
 try:
@@ -152,7 +152,12 @@ class Inbox(Registry[Connection[Any], None]):
 
     def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own; for the consumer."""
-        with _failures(), self._connection() as connection, _commit_failures(), connection.transaction():
+        with (
+            _failures(),
+            self._connection() as connection,
+            commit_failures(psycopg.IntegrityError),
+            connection.transaction(),
+        ):
             return drive(program, lambda statement: _run(connection, statement), lambda step: _call(connection, step))
 
     def close(self) -> None:
@@ -204,13 +209,13 @@ class AsyncInbox(Registry[AsyncConnection[Any], Any]):
         _check_kind(connection, AsyncConnection)
         _check_transaction(connection)
         program = programs.first_time(self.texts, message_key(message_id))
-        return await drive_async(program, lambda statement: _run_async(connection, statement), _no_call)
+        return await drive_async(program, lambda statement: _run_async(connection, statement))
 
     async def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own; for the consumer."""
         with _failures():
             async with self._connection() as connection:
-                with _commit_failures():
+                with commit_failures(psycopg.IntegrityError):
                     async with connection.transaction():
                         return await drive_async(
                             program,
@@ -288,10 +293,6 @@ async def _call_async(connection: AsyncConnection[Any], step: Call) -> object:
         return await call_async(step, connection) if step.is_async else call_sync(step, connection)
 
 
-async def _no_call(_: Call) -> object:
-    raise AssertionError("this program calls no handler")
-
-
 @contextmanager
 def _failures() -> Iterator[None]:
     """Turn what the server says to a statement of ours into our errors; a misuse of psycopg is the caller's own."""
@@ -301,15 +302,6 @@ def _failures() -> Iterator[None]:
         if _is_callers_own(error):
             raise
         raise error_of(error, error.sqlstate) from error
-
-
-@contextmanager
-def _commit_failures() -> Iterator[None]:
-    """A constraint that waits for the commit is the handler's to keep."""
-    try:
-        yield
-    except psycopg.IntegrityError as error:
-        raise refused_at_commit(error) from error
 
 
 @contextmanager

@@ -357,3 +357,24 @@ async def test_another_order_is_refused_while_events_are_parked_in_the_old_one(
     bench.topics = Topics({TOPIC: Topic(order=now)})
     await bench.consume()
     assert bench.applied() == [2, 3]
+
+
+async def test_a_constraint_that_waits_for_the_commit_is_the_handlers_to_keep(bench: ConsumerBench) -> None:
+    bench.db.execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY)")
+    bench.db.execute("CREATE TABLE invoices (account INTEGER REFERENCES accounts DEFERRABLE INITIALLY DEFERRED)")
+
+    def connect() -> sqlite3.Connection:
+        connection = bench.connect()
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
+
+    inbox = Inbox("billing", connect)
+
+    @inbox.handler("OrderPlaced")
+    def handler(connection: sqlite3.Connection, event: Event[Any]) -> None:
+        connection.execute("INSERT INTO invoices VALUES (99)")
+
+    bench.publish(message(1))
+    await bench.consume(inbox)
+    assert bench.parked() == [("1", "retrying", 1)]
+    assert "refused at the commit" in bench.column("last_error")

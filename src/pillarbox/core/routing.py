@@ -46,10 +46,10 @@ class Topics:
 
     def line_of(self, entry: Entry) -> Line | None:
         """Say which entries this one must not overtake; None if it is free."""
-        topic, id = entry.topic, entry.aggregate_id
-        order = self._named[topic].order if topic in self._named else "aggregate"
         if not entry.ordered:
             return None
+        topic, id = entry.topic, entry.aggregate_id
+        order = self._named[topic].order if topic in self._named else self._default.order
         if order == "aggregate" and id:
             return topic, entry.aggregate_type, id
         return (topic, "", "") if order == "global" else None

@@ -1,7 +1,5 @@
 """Inbox: what an application with Django receives events by. Settings are read when the first event is received."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
@@ -15,7 +13,7 @@ from pillarbox.errors import StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import Texts, texts_of
-from pillarbox.inbox.steps import Call, ClosedByHandler, Program, call_sync, drive, refused_at_commit
+from pillarbox.inbox.steps import Call, ClosedByHandler, Program, call_sync, commit_failures, drive
 
 R = TypeVar("R")
 
@@ -74,7 +72,11 @@ class Inbox(Registry[Any, None]):
             return value
 
         try:
-            with failures(connection), _commit_failures(), transaction.atomic(using=self._using, durable=True):
+            with (
+                failures(connection),
+                commit_failures(errors.IntegrityError),
+                transaction.atomic(using=self._using, durable=True),
+            ):
                 return drive(program, lambda statement: _run(connection, statement), call)
         except StoreUnavailable:
             connection.close()  # the next program opens another
@@ -83,15 +85,6 @@ class Inbox(Registry[Any, None]):
     def close(self) -> None:
         """Close this thread's connection."""
         connections[self._using].close()
-
-
-@contextmanager
-def _commit_failures() -> Iterator[None]:
-    """A constraint that waits for the commit is the handler's to keep."""
-    try:
-        yield
-    except errors.IntegrityError as error:
-        raise refused_at_commit(error) from error
 
 
 def _run(connection: Any, statement: Statement) -> Rows:

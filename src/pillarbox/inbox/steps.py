@@ -60,14 +60,14 @@ def drive(
 async def drive_async(
     program: Generator[Any, Any, R],
     run: Callable[[Statement], Awaitable[Rows]],
-    call: Callable[[Call], Awaitable[object]],
+    call: Callable[[Call], Awaitable[object]] | None = None,
 ) -> R:
     """Do the same with functions that are awaited."""
     try:
         step = next(program)
         while True:
             try:
-                answer = await (run(step) if isinstance(step, Statement) else call(step))
+                answer = await (run(step) if isinstance(step, Statement) else call(step))  # type: ignore[misc]
             except BaseException as error:  # noqa: BLE001 - the program decides
                 step = program.throw(error)
             else:
@@ -97,9 +97,13 @@ def call_sync(call: Call, transaction: object) -> object:
         raise HandlerFailed("it raised GeneratorExit") from error
 
 
-def refused_at_commit(error: BaseException) -> HandlerFailed:
-    """Say what it means that a constraint was checked at the commit, and broken: what the handler wrote is wrong."""
-    return HandlerFailed(f"what it wrote was refused at the commit: {words_of(error)}")
+@contextmanager
+def commit_failures(broken: type[Exception]) -> Iterator[None]:
+    """Turn a constraint that waits for the commit, and is `broken`, into the handler's failure."""
+    try:
+        yield
+    except broken as error:
+        raise HandlerFailed(f"what it wrote was refused at the commit: {words_of(error)}") from error
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Inbox and AsyncInbox: what an application with SQLAlchemy receives events by."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeVar, overload
 from uuid import UUID
 
@@ -15,7 +14,7 @@ from pillarbox.errors import ConfigError
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Handlers, Registry, message_key
 from pillarbox.inbox.statements import Texts, texts_of
-from pillarbox.inbox.steps import Call, Program, call_async, call_sync, drive, drive_async, refused_at_commit
+from pillarbox.inbox.steps import Call, Program, call_async, call_sync, commit_failures, drive, drive_async
 from pillarbox.sqlalchemy.transaction import (
     AsyncTransaction,
     Transaction,
@@ -74,7 +73,7 @@ class Inbox(Registry[Session, None]):
         with self._sessions() as session:
             try:
                 result = drive(program, lambda statement: _on(session, statement), lambda call: _call(session, call))
-                with outages(), _commit_failures():
+                with outages(), commit_failures(sa.exc.IntegrityError):
                     session.commit()
             except BaseException:
                 session.rollback()
@@ -149,7 +148,7 @@ class AsyncInbox:
 
             try:
                 result = await drive_async(program, run, call)
-                with outages(), _commit_failures():
+                with outages(), commit_failures(sa.exc.IntegrityError):
                     await session.commit()
             except BaseException:
                 await session.rollback()
@@ -175,15 +174,6 @@ class _Tables(NamedTuple):
 
 def _most_workers(bind: Bind) -> int | None:
     return 1 if database_of(bind)[0] == "sqlite" else None
-
-
-@contextmanager
-def _commit_failures() -> Iterator[None]:
-    """A constraint that waits for the commit is the handler's to keep."""
-    try:
-        yield
-    except sa.exc.IntegrityError as error:
-        raise refused_at_commit(error.orig or error) from error
 
 
 def _check_opener(sessions: Callable[[], R], kind: str, *, unlike: type) -> Callable[[], R]:
