@@ -103,7 +103,7 @@ class SimulatedInbox:
         self.handlers = Handlers("billing", takes_async=True)
         self.texts = texts_of("billing", "sqlite", "?", "pillarbox_")
         for topic in life.world.topics:
-            self.handlers.register(topic, self._bill, None, False)
+            self.handlers.register(topic, self._bill)
 
     async def _bill(self, connection: sqlite3.Connection, event: Event[Any]) -> None:
         connection.execute("INSERT INTO effects (event_id) VALUES (?)", [str(event.id)])

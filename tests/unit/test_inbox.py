@@ -52,15 +52,15 @@ def handlers(*, takes_async: bool = False) -> Handlers:
 def register(function: Any, *, takes_async: bool = False) -> bool:
     """Register a handler; tell whether it was taken for an async one."""
     chosen = handlers(takes_async=takes_async)
-    chosen.register("Ping", function, None, False)
+    chosen.register("Ping", function)
     return chosen["Ping"].is_async
 
 
 def test_a_second_handler_for_a_type_is_refused_by_both_names() -> None:
     chosen = handlers()
-    chosen.register("Ping", plain, None, False)
+    chosen.register("Ping", plain)
     with pytest.raises(ConfigError, match=r"'Ping' is handled by plain already.*give Callables"):
-        chosen.register("Ping", Callables(), None, False)
+        chosen.register("Ping", Callables())
     assert chosen["Ping"].function is plain
 
 
@@ -99,7 +99,7 @@ def test_a_consumer_needs_a_name(name: Any) -> None:
 @pytest.mark.parametrize("type", ["", None, lambda transaction, event: None], ids=["empty", "none", "no parentheses"])
 def test_what_is_no_type_of_event_is_refused(type: Any) -> None:
     with pytest.raises(ConfigError, match=r"no type of event; name one: @inbox\.handler\('OrderPlaced'\)"):
-        Handlers("billing", takes_async=False).registrar(type, None, False)
+        Handlers("billing", takes_async=False).registrar(type)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_synthetic_key_follows_from_every_part_of_a_message() -> None:
 )
 def test_the_line_follows_the_topics_order(order: Any, aggregate: bool, line: Any) -> None:
     chosen = handlers()
-    chosen.register("Ping", plain, None, False)
+    chosen.register("Ping", plain)
     headers = {"id": "a", "type": "Ping"} | ({"aggregate_type": "order", "aggregate_id": "7"} if aggregate else {})
     received = receive(Delivery(Message("t", None, headers, b"{}")), chosen, Topics({"t": Topic(order=order)}))
     assert received.line == line
@@ -164,7 +164,7 @@ def test_the_line_follows_the_topics_order(order: Any, aggregate: bool, line: An
 def test_a_first_delivery_costs_three_statements() -> None:
     """The inbox row, and a mark around the handler; nothing of the parking lot, nothing that counts."""
     chosen = handlers()
-    chosen.register("Ping", plain, None, False)
+    chosen.register("Ping", plain)
     texts = texts_of("billing", "sqlite", "?", "pillarbox_")
     headers = {"id": "0190a6a1-0000-7000-8000-0000000000ff", "type": "Ping"}
     received = receive(Delivery(Message("t", None, headers, b"{}")), chosen, Topics())
@@ -174,7 +174,8 @@ def test_a_first_delivery_costs_three_statements() -> None:
         statements.append(statement.sql)
         return [(1,)] if len(statements) == 1 else []
 
-    program = programs.receive(texts, received, chosen, datetime.now(UTC), lambda _: None, lambda *_: None)
+    means = programs.Means(chosen, datetime.now(UTC), lambda *_: None, lambda *_: None)
+    program = programs.receive(texts, received, means)
     assert drive(program, run, lambda call: None) is programs.Reception.HANDLED
     assert statements == [texts.texts[name].sql for name in ("receive", "mark", "unmark")]
 

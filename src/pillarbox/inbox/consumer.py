@@ -115,7 +115,7 @@ class Intake:
         self._inbox, self._subscriber, self._rules, self._clock, self._hooks = inbox, subscriber, rules, clock, hooks
         self._blocked: set[Line] = set()
         self._standing: Mapping[Line, int] = {}
-        self._window: Window[Received] = Window(ROOM, lambda received: received.line, prefix_safe=False, size_of=_size)
+        self._window: Window[Received] = Window(ROOM, lambda received: received.line, prefix_safe=True, size_of=_size)
         self._handling = Handling(inbox, rules, clock, hooks, self._blocked)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
         self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key

@@ -4,7 +4,7 @@ import asyncio
 import reprlib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
@@ -34,9 +34,14 @@ from pillarbox.ports import Clock
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 R = TypeVar("R")
+Taken = tuple[int, Received]
+"""A ticket of the window, and what is handled under it."""
 SLOW_AFTER, SLOW_AGAIN, WATCH_EVERY = 30.0, 60.0, 1.0
+STOPS = Untouched("the consumer stops, or one before it is not done")
 CONFLICT = 0.05
 """How many seconds at most a transaction waits that was in another one's way."""
+TOGETHER = 100
+"""How many events share a transaction at most, where their handlers allow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,9 @@ class Handling:
         self._workers = min(rules.concurrency, inbox.most_workers or rules.concurrency)
         self._performers = performers(inbox, self._workers)
         # The oldest first: what has failed can be parked, and the rest acknowledged, once all before it is done.
-        self._queue: asyncio.PriorityQueue[tuple[int, Received]] = asyncio.PriorityQueue()
+        # What is ready of one line stands together: one worker does it, in its order.
+        self._queue: asyncio.PriorityQueue[tuple[int, list[Taken]]] = asyncio.PriorityQueue()
+        self._stopping = False
         self._answers: list[tuple[int, Verdict]] = []
         self._running: dict[int, Running] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -87,10 +94,18 @@ class Handling:
         for task in self._tasks:
             task.add_done_callback(self._ended)
 
-    def give(self, ready: Iterable[tuple[int, Received]]) -> None:
+    def give(self, ready: Iterable[Taken]) -> None:
         """Hand over what may be handled now."""
+        lines: dict[Line, list[Taken]] = {}
         for one in ready:
-            self._queue.put_nowait(one)
+            line = one[1].line
+            if line is not None and line in lines:
+                lines[line].append(one)
+                continue
+            taken = [one]
+            if line is not None:
+                lines[line] = taken
+            self._queue.put_nowait((one[0], taken))
 
     def answers(self) -> list[tuple[int, Verdict]]:
         """Collect the verdicts since the last call; raise what no daemon can go on after."""
@@ -106,9 +121,10 @@ class Handling:
 
     def drain(self) -> None:
         """Take back what no worker has begun."""
+        self._stopping = True
         while not self._queue.empty():
-            ticket, _ = self._queue.get_nowait()
-            self._answer(ticket, Untouched("the consumer stops"))
+            for ticket, _ in self._queue.get_nowait()[1]:
+                self._answer(ticket, STOPS)
 
     async def books(self, program: Program[R], *, reading: bool = False) -> R:
         """Perform a program beside the handlers; StoreUnavailable is noted and raised."""
@@ -129,13 +145,69 @@ class Handling:
         await self._performers.close()
 
     async def _work(self, worker: int) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            ticket, received = await self._queue.get()
-            self._running[worker] = Running(received, loop.time(), loop.time() + SLOW_AFTER)
-            verdict = await self._verdict(worker, received)
+            _, taken = await self._queue.get()
+            while len(taken) < TOGETHER and self._shares(taken[-1][1]) and not self._queue.empty():
+                taken += self._queue.get_nowait()[1]
+            stopped: set[Line] = set()
+            for together in self._divide(taken):
+                alone = len(together) == 1 or any(received.line in stopped for _, received in together)
+                if alone or not await self._all_at_once(worker, together):
+                    await self._one_by_one(worker, together, stopped)
+
+    def _divide(self, taken: Sequence[Taken]) -> Iterator[list[Taken]]:
+        """Divide what one worker has taken into transactions, in order."""
+        together: list[Taken] = []
+        for one in taken:
+            if together and (len(together) == TOGETHER or not (self._shares(one[1]) and self._shares(together[-1][1]))):
+                yield together
+                together = []
+            together.append(one)
+        yield together
+
+    def _shares(self, received: Received) -> bool:
+        """Say whether it may share a transaction: nobody shares one with an event that may kill its process."""
+        if not received.handled or received.hopeless or received.suspicious:
+            return False
+        return received.type in self._inbox.handlers and self._inbox.handlers[received.type].batch
+
+    async def _all_at_once(self, worker: int, together: Sequence[Taken]) -> bool:
+        """Handle events in one transaction; False if that cannot be, and nothing is answered."""
+        if self._stopping:
+            return False
+        self._begin(worker, together[0][1])
+        try:
+            batch = [received for _, received in together]
+            receptions = await self._perform(worker, programs.receive_all(self._inbox.texts, batch, self._means()))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whoever is to blame says so again when it is alone
+            for received in batch:
+                if received.committed and isinstance(error, HandlerFailed):
+                    received.hopeless = error
+            return False
+        finally:
             del self._running[worker]
+        self._hooks.reach(Moment.COMMITTED, count=len(together))
+        for (ticket, received), reception in zip(together, receptions, strict=True):
+            self._answer(ticket, self._received(received, reception))
+        return True
+
+    async def _one_by_one(self, worker: int, taken: Sequence[Taken], stopped: set[Line]) -> None:
+        """Handle events each in its own transaction; behind one that is not done, nothing of its line is tried."""
+        for ticket, received in taken:
+            verdict: Verdict = STOPS
+            if not (self._stopping or received.line in stopped):
+                self._begin(worker, received)
+                verdict = await self._verdict(worker, received)
+                del self._running[worker]
+            if received.line is not None and verdict is not PUBLISHED:
+                stopped.add(received.line)
             self._answer(ticket, verdict)
+
+    def _begin(self, worker: int, received: Received) -> None:
+        now = asyncio.get_running_loop().time()
+        self._running[worker] = Running(received, now, now + SLOW_AFTER)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Nobody works in its place: without a word, the consumer would stand still for ever."""
@@ -163,6 +235,9 @@ class Handling:
         except BaseException as error:  # noqa: BLE001 - raised by the consumer, which cannot go on: no tables, say
             self._fatal = error
             return Untouched(words_of(error))
+        return self._received(received, reception)
+
+    def _received(self, received: Received, reception: Reception) -> Verdict:
         self.counts[reception] += 1
         if reception is Reception.BLOCKED:
             assert received.line is not None
@@ -175,8 +250,8 @@ class Handling:
         if not received.handled:
             self._tell_passed_over(received)
             return Reception.IGNORED
-        if received.unreadable:
-            raise received.unreadable
+        if received.hopeless:
+            raise received.hopeless
         if (received.parked or received.delivery.redelivered) and not received.counted:
             failed = await self._perform(worker, programs.suspect(self._inbox.texts, received, self._clock.now()))
             if failed is not None:
@@ -186,19 +261,17 @@ class Handling:
         if received.counted and received.attempts > self._rules.policy.retries:
             deaths, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
             raise Reject(f"crashed the consumer: its process died {deaths} times while this was handled")
-        reception = await self._perform(worker, self._program(received))
+        reception = await self._perform(worker, programs.receive(self._inbox.texts, received, self._means()))
         if reception is Reception.HANDLED:
             self._hooks.reach(Moment.COMMITTED, type=received.type, event_id=received.key)
         return reception
 
-    def _program(self, received: Received) -> Program[Reception]:
-        return programs.receive(
-            self._inbox.texts,
-            received,
+    def _means(self) -> programs.Means:
+        return programs.Means(
             self._inbox.handlers,
             self._clock.now(),
-            lambda moment: self._hooks.reach(moment, type=received.type, event_id=received.key),
-            lambda moment, handler, value: self._tell(moment, received, handler, value),
+            lambda moment, received: self._hooks.reach(moment, type=received.type, event_id=received.key),
+            self._tell,
             self._rules.timeout.total_seconds() if self._rules.timeout else None,
         )
 

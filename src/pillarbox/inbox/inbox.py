@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from pillarbox.core.event import Event
@@ -26,10 +26,21 @@ class Handler(NamedTuple):
     model: Any = None
     replays: bool = False
     """A replay is handled again, although its event was handled before."""
+    batch: bool = False
+    """Its events may share a transaction with others."""
 
     @property
     def name(self) -> str:
         return getattr(_innermost(self.function), "__qualname__", repr(self.function))
+
+
+class HandlerOptions(TypedDict, total=False):
+    """What may be said of a handler, beside its type and its model."""
+
+    replays: bool
+    """It is also called for what `replay --again` sends."""
+    batch: bool
+    """Its events may share a transaction with others: faster, and if one fails, all are undone and done one by one."""
 
 
 class Handlers:
@@ -41,16 +52,16 @@ class Handlers:
         self._takes_async = takes_async
         self._by_type: dict[str, Handler] = {}
 
-    def registrar(self, type: object, model: Any, replays: bool) -> Callable[[H], H]:
+    def registrar(self, type: object, model: Any = None, **options: Unpack[HandlerOptions]) -> Callable[[H], H]:
         """Give what registers a function for a type of event; there is one for each type."""
         if not isinstance(type, str) or not type:
             raise ConfigError(f"handler: {type!r:.60} is no type of event; name one: @inbox.handler('OrderPlaced')")
         name = type
-        return lambda function: self.register(name, function, model, replays)
+        return lambda function: self.register(name, function, model, **options)
 
-    def register(self, type: str, function: H, model: Any = None, replays: bool = False) -> H:
+    def register(self, type: str, function: H, model: Any = None, **options: Unpack[HandlerOptions]) -> H:
         """Take a handler for a type of event."""
-        handler = Handler(type, function, _check_function(type, function, self._takes_async), model, replays)
+        handler = Handler(type, function, _check_function(type, function, self._takes_async), model, **options)
         if type in self._by_type:
             raise ConfigError(
                 f"handler: {type!r} is handled by {self._by_type[type].name} already, in the inbox {self.consumer!r}:"
@@ -85,15 +96,15 @@ class Registry(Generic[T, V]):
 
     @overload
     def handler(
-        self, type: str, *, payload: type[M], replays: bool = False
+        self, type: str, *, payload: type[M], **options: Unpack[HandlerOptions]
     ) -> Callable[[Callable[[T, Event[M]], V]], Callable[[T, Event[M]], V]]: ...
     @overload
     def handler(
-        self, type: str, *, payload: None = None, replays: bool = False
+        self, type: str, *, payload: None = None, **options: Unpack[HandlerOptions]
     ) -> Callable[[Callable[[T, Event[Any]], V]], Callable[[T, Event[Any]], V]]: ...
-    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
+    def handler(self, type: str, *, payload: Any = None, **options: Unpack[HandlerOptions]) -> Any:
         """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return self.handlers.registrar(type, payload, replays)
+        return self.handlers.registrar(type, payload, **options)
 
 
 def check_consumer(consumer: object) -> str:

@@ -2,6 +2,7 @@
 
 first_time    is this message new?                    for loops of one's own
 receive       the inbox row, then the handler          one commit for both
+receive_all   the same for several events              one commit for all of them
 suspect       count a try before it, durably           for events that may have killed their process
 park          keep aside what failed or waits
 look          which lines are blocked, what is due
@@ -50,18 +51,44 @@ def first_time(texts: Texts, key: str) -> Program[bool]:
     return bool((yield texts("first_time", texts.consumer, key)))
 
 
-def receive(
-    texts: Texts,
-    received: Received,
-    handlers: Handlers,
-    now: datetime,
-    reach: Callable[[Moment], None],
-    tell: Callable[[Moment, Handler, object], None],
-    timeout: float | None = None,
-) -> Program[Reception]:
+class Means(NamedTuple):
+    """What a reception works with, beside the event: whom it calls, and whom it tells."""
+
+    handlers: Handlers
+    now: datetime
+    reach: Callable[[Moment, Received], None]
+    tell: Callable[[Moment, Received, Handler, object], None]
+    timeout: float | None = None
+
+
+def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Sequence[Reception]]:
+    """Receive several events in one transaction: all or nothing."""
+    shared = Shared()
+    receptions = []
+    for received in batch:
+        shared.is_last = received is batch[-1]
+        receptions.append((yield from receive(texts, received, means, shared)))
+    return receptions
+
+
+class Shared:
+    """What is known of a transaction that several events share. Where it has a number, the next event's row tells
+    whether the handler before has ended it, so that nobody asks but after the last one."""
+
+    is_last = True
+    number: object = None
+
+    def go_on(self, number: object) -> None:
+        """Refuse to go on in another transaction than the one in which it began."""
+        if self.number is not None and number != self.number:
+            raise HandlerFailed("a handler has ended the transaction that its event shared with others")
+        self.number = number
+
+
+def receive(texts: Texts, received: Received, means: Means, shared: Shared | None = None) -> Program[Reception]:
     """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing."""
-    consumer, key = texts.consumer, received.key
-    handler = handlers[received.type]
+    consumer, key, now = texts.consumer, received.key, means.now
+    handler = means.handlers[received.type]
     event = decode(received.for_handler, lambda _: handler.model)
     if received.parked:
         fresh = yield texts("first_time", consumer, key)
@@ -70,13 +97,18 @@ def receive(
         if not fresh:
             return (yield from _why_not(texts, key))
     if fresh:
-        reach(Moment.MARKED)
-        value, committed = yield from _handle(texts, received, handler, event, timeout, fresh[0][0])
+        if shared is not None:
+            shared.go_on(fresh[0][0])
+        means.reach(Moment.MARKED, received)
+        trusting = shared is not None and not shared.is_last and "mark" not in texts
+        value, committed = yield from _handle(
+            texts, received, handler, event, means.timeout, fresh[0][0], trusting=trusting
+        )
         if committed:
-            tell(Moment.HANDLER_COMMITTED, handler, None)
+            means.tell(Moment.HANDLER_COMMITTED, received, handler, None)
         if value is not None:
-            tell(Moment.HANDLER_RETURNED, handler, value)
-        reach(Moment.HANDLED)
+            means.tell(Moment.HANDLER_RETURNED, received, handler, value)
+        means.reach(Moment.HANDLED, received)
     if received.parked:
         yield texts("handled", consumer, key, microseconds(now))
     elif received.counted:
@@ -94,9 +126,17 @@ def _why_not(texts: Texts, key: str) -> Program[Reception]:
 
 
 def _handle(
-    texts: Texts, received: Received, handler: Handler, event: Event[Any], timeout: float | None, number: object
+    texts: Texts,
+    received: Received,
+    handler: Handler,
+    event: Event[Any],
+    timeout: float | None,
+    number: object,
+    *,
+    trusting: bool,
 ) -> Program[tuple[object, bool]]:
-    """Call the handler; give what it returned, and whether it committed by itself. `number` is the transaction's."""
+    """Call the handler; give what it returned, and whether it committed by itself. `number` is the transaction's; if
+    `trusting`, whoever comes next in the same transaction sees that."""
     if "mark" in texts:
         yield texts("mark")
     try:
@@ -112,7 +152,7 @@ def _handle(
                 " it is not tried again; remove the commit: the inbox commits)"
             ) from (error.__cause__ or error)
         raise
-    if not (yield from _ended(texts, handler, number)):
+    if trusting or not (yield from _ended(texts, handler, number)):
         return value, False
     # A handler that rolled back has undone our row with its own work: without a look, its event would be lost.
     if not (yield texts("still_there", texts.consumer, received.key)):

@@ -10,7 +10,7 @@ from typing import Any
 from pillarbox.core.message import Delivery, Message, identity
 from pillarbox.core.retry import sayable, words_of
 from pillarbox.core.routing import Line, Topics
-from pillarbox.errors import DecodeError
+from pillarbox.errors import DecodeError, HandlerFailed
 from pillarbox.inbox.inbox import Handlers, message_key
 
 
@@ -24,13 +24,13 @@ class Received:
         "counted",
         "delivery",
         "handled",
+        "hopeless",
         "key",
         "line",
         "locked_out",
         "parked",
         "trace",
         "type",
-        "unreadable",
     )
 
     available_at: datetime | None = None
@@ -42,7 +42,7 @@ class Received:
         self.line: Line | None = None
         self.handled = False
         """There is a handler for its type, or it must become a dead letter; all others are passed over."""
-        self.unreadable: DecodeError | None = None
+        self.hopeless: DecodeError | HandlerFailed | None = None
         """Why it can never be handled, if that is known already."""
         self.counted = False
         """This try was counted durably before the handler ran."""
@@ -52,6 +52,11 @@ class Received:
         """How often its handler found the database locked."""
         self.trace: str | None = None
         """The traceback of its last failure."""
+
+    @property
+    def suspicious(self) -> bool:
+        """A process may have died with it, so its tries are counted before they begin."""
+        return self.parked or self.delivery.redelivered
 
     @property
     def for_handler(self) -> Delivery:
@@ -80,7 +85,7 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics) -> Received:
             received.key += f"/{delivery.replay}"
         _check_text(received)
     except (DecodeError, ValueError, TypeError, AttributeError) as error:
-        received.unreadable = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
+        received.hopeless = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
         received.key, received.handled = synthetic_key(message), True
         received.type = sayable(str(received.type))
         received.aggregate = (sayable(str(received.aggregate[0])), sayable(str(received.aggregate[1])))
@@ -123,7 +128,7 @@ def unpark(row: Sequence[Any]) -> Received:
     received.line = None if line is None else line_from(line)
     received.handled = True  # it was when it was parked; if its handler is gone since, that is a failure
     if not event_type:
-        received.unreadable = DecodeError(f"the message on {topic!r} has no type, so it is not an event")
+        received.hopeless = DecodeError(f"the message on {topic!r} has no type, so it is not an event")
     return received
 
 

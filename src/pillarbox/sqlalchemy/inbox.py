@@ -1,7 +1,7 @@
 """Inbox and AsyncInbox: what an application with SQLAlchemy receives events by."""
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack, overload
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -12,7 +12,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.insert import Rows, Statement, check_identifier
 from pillarbox.errors import ConfigError
 from pillarbox.inbox import programs
-from pillarbox.inbox.inbox import Handlers, Registry, message_key
+from pillarbox.inbox.inbox import HandlerOptions, Handlers, Registry, message_key
 from pillarbox.inbox.statements import Texts, texts_of
 from pillarbox.inbox.steps import Call, Program, call_async, call_sync, commit_failures, drive, drive_async
 from pillarbox.sqlalchemy.transaction import (
@@ -109,15 +109,15 @@ class AsyncInbox:
 
     @overload
     def handler(
-        self, type: str, *, payload: type[M], replays: bool = False
+        self, type: str, *, payload: type[M], **options: Unpack[HandlerOptions]
     ) -> Callable[[AnyHandler[M]], AnyHandler[M]]: ...
     @overload
     def handler(
-        self, type: str, *, payload: None = None, replays: bool = False
+        self, type: str, *, payload: None = None, **options: Unpack[HandlerOptions]
     ) -> Callable[[AnyHandler[Any]], AnyHandler[Any]]: ...
-    def handler(self, type: str, *, payload: Any = None, replays: bool = False) -> Any:
+    def handler(self, type: str, *, payload: Any = None, **options: Unpack[HandlerOptions]) -> Any:
         """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return self.handlers.registrar(type, payload, replays)
+        return self.handlers.registrar(type, payload, **options)
 
     async def first_time(self, transaction: AsyncTransaction, message_id: str | UUID) -> bool:
         """Note a message in the session's transaction; False if this consumer has it already."""

@@ -14,7 +14,7 @@ from pillarbox.core.insert import OnDuplicate
 from pillarbox.core.message import Delivery, Message
 from pillarbox.core.routing import Topics
 from pillarbox.dbapi import Inbox, Outbox
-from pillarbox.inbox.programs import Reception, receive
+from pillarbox.inbox.programs import Means, Reception, receive
 from pillarbox.inbox.received import receive as look_at
 from pillarbox.stores.sqlite.schema import Tables
 from pillarbox.testing.contracts.door import DoorFeatures
@@ -73,7 +73,8 @@ class Counting(sqlite3.Connection):
 def reception(inbox: Any, message: Message) -> Any:
     """Give the program that receives a message once, for any door's inbox to perform."""
     received = look_at(Delivery(message), inbox.handlers, Topics())
-    return receive(inbox.texts, received, inbox.handlers, datetime.now(UTC), lambda _: None, lambda *_: None)
+    means = Means(inbox.handlers, datetime.now(UTC), lambda *_: None, lambda *_: None)
+    return receive(inbox.texts, received, means)
 
 
 class Sqlite3DoorBench:
