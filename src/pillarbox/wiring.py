@@ -102,8 +102,6 @@ class Consumer(consumers.Consumer):
             raise ConfigError(f'topics: {topics!r} is no list of topics; name at least one: ["order-events"]')
         if not isinstance(getattr(inbox, "handlers", None), Handlers):
             raise ConfigError(f"inbox: {inbox!r:.60} is no Inbox of a door, such as pillarbox.sqlalchemy")
-        if settings.inbox.mode != "handle":
-            raise ConfigError(f"inbox.mode: this release knows only 'handle', not {settings.inbox.mode!r}")
         open_subscriber = _subscriber(settings, broker, inbox.handlers.consumer, topics, clock, hooks)
         super().__init__(
             inbox,
@@ -113,6 +111,9 @@ class Consumer(consumers.Consumer):
             topics=Topics(settings.topics),
             clock=clock,
             hooks=hooks,
+            remembers=settings.retention.inbox,
+            unordered=settings.inbox.unordered,
+            stores=settings.inbox.mode == "store",
         )
 
 

@@ -1,6 +1,6 @@
 """A relay or a consumer that kills or stops itself at a named moment. Run by test_crash_points.py.
 
-python -m tests.acceptance.crashing relay|tapped|consumer FOLDER DATABASE MOMENT NTH [SIGSTOP]
+python -m tests.acceptance.crashing relay|tapped|consumer|storing FOLDER DATABASE MOMENT NTH [SIGSTOP]
 
 The broker is in the folder, the outbox in the database. A tapped relay publishes to a file of lines instead: one that
 is stopped holds no lock of that.
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pillarbox import Consumer, Event, Relay, Settings
 from pillarbox.core.message import Message
 from pillarbox.dbapi import Inbox
-from pillarbox.settings import RelaySettings
+from pillarbox.settings import InboxSettings, RelaySettings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 
 TOPIC = "order-events"
@@ -66,7 +66,11 @@ def tapped(folder: Path, database: str, hooks: Hooks) -> Relay:
     return Relay(replace(settings(folder, database), broker=None), publish=publish, hooks=hooks)
 
 
-def consumer(folder: Path, database: str, hooks: Hooks) -> Consumer:
+def storing(folder: Path, database: str, hooks: Hooks) -> Consumer:
+    return consumer(folder, database, hooks, "store")
+
+
+def consumer(folder: Path, database: str, hooks: Hooks, mode: Literal["handle", "store"] = "handle") -> Consumer:
     inbox = Inbox("billing", lambda: sqlite3.connect(folder / "billing.db", timeout=10))
 
     @inbox.handler("OrderPlaced")
@@ -76,11 +80,12 @@ def consumer(folder: Path, database: str, hooks: Hooks) -> Consumer:
         if event.payload["n"] == 2 and event.delivery is not None and event.delivery.attempt == 1:
             raise ValueError("fails the first time, so that something is parked")
 
-    return Consumer(inbox, topics=[TOPIC], settings=settings(folder, database), hooks=hooks)
+    chosen = replace(settings(folder, database), inbox=InboxSettings(mode=mode))
+    return Consumer(inbox, topics=[TOPIC], settings=chosen, hooks=hooks)
 
 
 KINDS: dict[str, Callable[[Path, str, Hooks], Relay | Consumer]]
-KINDS = {"relay": relay, "tapped": tapped, "consumer": consumer}
+KINDS = {"relay": relay, "tapped": tapped, "consumer": consumer, "storing": storing}
 
 
 def main(kind: str, folder: str, database: str, moment: str, nth: str, how: str = "SIGKILL") -> None:

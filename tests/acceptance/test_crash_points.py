@@ -19,7 +19,8 @@ from psycopg import connect
 
 from pillarbox import Event, dbapi, psycopg
 from pillarbox.telemetry.hooks import CRASH_POINTS, Hooks, Moment
-from tests.acceptance.crashing import BATCH, consumer, relay, tapped
+from tests.acceptance import crashing
+from tests.acceptance.crashing import BATCH, relay, tapped
 
 ORDERS, EACH = 20, 6
 WINDOW_AND_CHUNK = 3 * BATCH
@@ -39,6 +40,7 @@ RELAY_POINTS = {
 }
 CONSUMER_POINTS = {
     Moment.DELIVERED: 1,
+    Moment.STORED: 1,
     Moment.MARKED: 7,
     Moment.HANDLED: 7,
     Moment.COMMITTED: 7,
@@ -130,11 +132,16 @@ def test_a_relay_that_is_stopped_past_its_lease_and_woken_repeats_but_reorders_n
     assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
 
 
-@pytest.mark.parametrize("moment", CONSUMER_POINTS)
-def test_a_consumer_killed_at_any_moment_applies_each_event_once(folder: Path, moment: Moment) -> None:
+@pytest.mark.parametrize(
+    ("kind", "moment"),
+    [("consumer", moment) for moment in CONSUMER_POINTS if moment is not Moment.STORED]
+    + [("storing", moment) for moment in CONSUMER_POINTS],
+)
+def test_a_consumer_killed_at_any_moment_applies_each_event_once(folder: Path, kind: str, moment: Moment) -> None:
     shop = sqlite_shop(folder)
     asyncio.run(relay(folder, shop, Hooks()).run_once())
-    die("consumer", folder, shop, moment, CONSUMER_POINTS[moment])
+    die(kind, folder, shop, moment, CONSUMER_POINTS[moment])
+    consumer = {"consumer": crashing.consumer, "storing": crashing.storing}[kind]
     deadline = Hooks()
     while len(invoices := rows(folder / "billing.db", "SELECT order_id, n FROM invoices ORDER BY id")) < ORDERS * EACH:
         asyncio.run(consumer(folder, shop, deadline).run_once(patience=1.5))

@@ -101,7 +101,7 @@ DOORS = (
 )
 
 
-def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced") -> Any:
+def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced", **options: Any) -> Any:
     """Make an inbox whose handler does what `acts` says of each event."""
     inbox = door.inbox(url)
 
@@ -117,7 +117,7 @@ def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced") -> An
                 if hasattr(result, "__await__"):
                     await result
 
-    inbox.handler(type)(awaited if inbox.is_async else plain)
+    inbox.handler(type, **options)(awaited if inbox.is_async else plain)
     return inbox
 
 

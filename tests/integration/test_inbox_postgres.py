@@ -44,15 +44,15 @@ class Bench:
         self.tries: Counter[int] = Counter()
         self._inboxes: list[Any] = []
 
-    def inbox(self, acts: Acts) -> Any:
+    def inbox(self, acts: Acts, **options: Any) -> Any:
         def counted(event: Event[Any]) -> Any:
             self.tries[event.payload["n"]] += 1
             return acts(event)
 
-        self._inboxes.append(receiving(self.door, self.url, counted))
+        self._inboxes.append(receiving(self.door, self.url, counted, **options))
         return self._inboxes[-1]
 
-    def consumer(self, inbox: Any, broker: MemoryBroker | None = None) -> Consumer:
+    def consumer(self, inbox: Any, broker: MemoryBroker | None = None, **more: Any) -> Consumer:
         subscriber = (broker or self.broker).subscriber
         return Consumer(
             inbox,
@@ -62,11 +62,12 @@ class Bench:
             Topics(),
             self.clock,
             Hooks(lambda moment, facts: self.moments.append((moment, facts))),
+            **more,
         )
 
-    async def consume(self, inbox: Any, after: float = 0) -> int:
+    async def consume(self, inbox: Any, after: float = 0, **more: Any) -> int:
         self.clock.advance(timedelta(seconds=after))
-        return await self.consumer(inbox).run_once(patience=0.02)
+        return await self.consumer(inbox, **more).run_once(patience=0.02)
 
     def rows(self, sql: str) -> list[Any]:
         return self.db.execute(sql.encode()).fetchall()
@@ -208,7 +209,7 @@ async def test_what_is_being_handled_is_not_parked(bench: Bench) -> None:
     inbox = bench.inbox(lambda event: [RuntimeError("no")])
     bench.broker.receive([message(1)])
     with psycopg.connect(bench.url) as other:
-        other.execute("SELECT pillarbox_receive('billing', %s, NULL)", [id_of(1)])
+        other.execute("SELECT pillarbox_receive('billing', %s, NULL, 'order', '7', NULL, false)", [id_of(1)])
         consuming = asyncio.create_task(bench.consume(inbox))
         done, _ = await asyncio.wait({consuming}, timeout=0.3)
         assert not done, "it did not wait for the one that is at work"
@@ -227,7 +228,7 @@ async def test_what_is_being_parked_is_not_handled(bench: Bench) -> None:
     with psycopg.connect(bench.url) as other:
         other.execute(
             "SELECT pillarbox_park_received('billing', %s, 'dead', '[\"order-events\",\"order\",\"7\"]', NULL, 1, 'no',"
-            " NULL, now(), 'order-events', '7', '{}', '', 'order', '7', 'OrderPlaced')",
+            " NULL, now(), 'order-events', '7', '{}', '', 'order', '7', 'OrderPlaced', NULL, NULL)",
             [id_of(1)],
         )
         consuming = asyncio.create_task(bench.consume(inbox))
@@ -238,3 +239,90 @@ async def test_what_is_being_parked_is_not_handled(bench: Bench) -> None:
         assert await consuming == 0
     assert [one[:2] for one in bench.parked()] == [("1", "dead"), ("2", "blocked")]
     assert bench.applied() == []
+
+
+async def test_events_that_share_a_transaction_are_applied_once_and_in_order(bench: Bench) -> None:
+    inbox = bench.inbox(lambda event: [effect(event)], batch=True)
+    bench.broker.receive([message(n, str(n % 5)) for n in range(60)] + [message(n, str(n % 5)) for n in range(9)])
+    assert await bench.consume(inbox) == 60
+    for order in range(5):
+        assert [n for n in bench.applied() if n % 5 == order] == list(range(order, 60, 5))
+    assert len(bench.applied()) == 60
+    assert any("count" in facts for moment, facts in bench.moments if moment is Moment.COMMITTED), "none was shared"
+
+
+async def test_one_that_fails_takes_nobody_along(bench: Bench) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), "SELECT 1 / 0" if event.payload["n"] == 7 else None]
+
+    bench.broker.receive([message(n, str(n % 3)) for n in range(12)])
+    assert await bench.consume(bench.inbox(acts, batch=True)) == 10
+    assert sorted(bench.applied()) == [0, 1, 2, 3, 4, 5, 6, 8, 9, 11]
+    assert [one[:3] for one in bench.parked()] == [("7", "retrying", 1), ("10", "blocked", 0)]
+
+
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])
+async def test_one_that_ends_the_shared_transaction_loses_nothing_of_the_others(bench: Bench, ends: str) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), Swallowed(ends) if event.payload["n"] == 3 else None]
+
+    bench.broker.receive([message(n, str(n)) for n in range(8)])
+    await bench.consume(bench.inbox(acts, batch=True))
+    applied = bench.applied()
+    assert sorted(set(applied) | {3}) == list(range(8))
+    assert len(applied) == len(set(applied)), "an effect was applied twice"
+
+
+async def test_a_missing_number_stops_its_aggregate_until_it_comes(bench: Bench) -> None:
+    inbox = bench.inbox(lambda event: [effect(event)])
+    bench.broker.receive([message(n, number=str(n)) for n in (1, 2, 4, 5)] + [message(11, "8", number="1")])
+    await bench.consume(inbox)
+    assert sorted(bench.applied()) == [1, 2, 11]
+    assert [one[:2] for one in bench.parked()] == [("4", "dead"), ("5", "blocked")]
+    bench.broker.receive([message(3, number="3")])
+    await bench.consume(inbox)
+    await bench.consume(inbox)
+    assert [n for n in bench.applied() if n != 11] == [1, 2, 3, 4, 5]
+    assert bench.rows("SELECT last FROM pillarbox_inbox_numbers WHERE aggregate_id = '7'") == [(5,)]
+
+
+async def test_a_counter_that_stepped_back_is_kept_as_a_conflict(bench: Bench) -> None:
+    inbox = bench.inbox(lambda event: [effect(event)])
+    bench.broker.receive([message(n, number=str(n)) for n in (1, 2, 3)])
+    await bench.consume(inbox)
+    bench.broker.receive([message(n, number=str(n - 100)) for n in (102, 103)])
+    await bench.consume(inbox)
+    assert bench.applied() == [1, 2, 3]
+    assert [one[:2] for one in bench.parked()] == [("102", "dead"), ("103", "blocked")]
+
+
+async def test_without_order_events_wait_for_those_before_them(bench: Bench) -> None:
+    inbox = bench.inbox(lambda event: [effect(event)])
+    bench.broker.receive([message(n, number=str(n)) for n in (3, 5, 2)])
+    await bench.consume(inbox, unordered=True)
+    assert bench.applied() == []
+    bench.broker.receive([message(n, number=str(n)) for n in (1, 4)])
+    await bench.consume(inbox, unordered=True)
+    await bench.consume(inbox, unordered=True)
+    assert bench.applied() == [1, 2, 3, 4, 5]
+
+
+async def test_two_consumers_share_what_is_stored_in_order(bench: Bench) -> None:
+    inboxes = [bench.inbox(lambda event: [effect(event)]) for _ in range(2)]
+    bench.broker.receive([message(n, str(n % 7)) for n in range(140)])
+    handled = await asyncio.gather(*(bench.consume(inbox, stores=True) for inbox in inboxes))
+    assert sum(handled) == 140
+    for order in range(7):
+        assert [n for n in bench.applied() if n % 7 == order] == list(range(order, 140, 7))
+    assert bench.parked() == []
+
+
+async def test_what_is_stored_has_the_same_rules(bench: Bench) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), Reject("no") if event.payload["n"] == 1 else None]
+
+    inbox = bench.inbox(acts)
+    bench.broker.receive([message(1), message(2), message(3, "8")])
+    await bench.consume(inbox, stores=True)
+    assert bench.applied() == [3]
+    assert [one[:2] for one in bench.parked()] == [("1", "dead"), ("2", "blocked")]

@@ -144,6 +144,7 @@ def test_the_page_has_every_setting_with_its_variable_default_and_meaning(key: s
     page = (REFERENCE / "settings.md").read_text()
     row = rows(section(page, f"`[{table}]`" if table else "At the top"))[name]
     default = default_of(key)
+    default = str(default).lower() if isinstance(default, bool) else default
     assert row[1:] == [
         f"`PILLARBOX_{key.replace('.', '_').upper()}`",
         "not set" if default is None else f"`{default}`",

@@ -174,7 +174,7 @@ def test_a_first_delivery_costs_three_statements() -> None:
         statements.append(statement.sql)
         return [(1,)] if len(statements) == 1 else []
 
-    means = programs.Means(chosen, datetime.now(UTC), lambda *_: None, lambda *_: None)
+    means = programs.Means(chosen, datetime.now(UTC), None, False, lambda *_: None, lambda *_: None)
     program = programs.receive(texts, received, means)
     assert drive(program, run, lambda call: None) is programs.Reception.HANDLED
     assert statements == [texts.texts[name].sql for name in ("receive", "mark", "unmark")]

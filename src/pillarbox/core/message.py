@@ -235,14 +235,29 @@ def _moment(text: str) -> datetime:
     return moment.astimezone(UTC)
 
 
-def identity(message: Message) -> tuple[str, str, str, str]:
-    """Read what order and recognition need, without the body: event id, type, aggregate type and id ('' if absent)."""
+class Identity(NamedTuple):
+    """What order and recognition need of a message; texts are '' if they are absent."""
+
+    id: str
+    type: str
+    aggregate_type: str
+    aggregate_id: str
+    number: int | None
+
+
+def identity(message: Message) -> Identity:
+    """Read what order and recognition need, without the body."""
     fields = _parse(message)[0]
-    return (
+    try:
+        number = _number(fields["number"]) if "number" in fields else None
+    except ValueError as error:
+        raise DecodeError(f"a header of the message on {message.topic!r} is malformed: {error}") from error
+    return Identity(
         fields.get("id", ""),
         fields.get("type", ""),
         fields.get("aggregate_type", ""),
         fields.get("aggregate_id", ""),
+        number,
     )
 
 

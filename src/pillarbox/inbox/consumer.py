@@ -11,16 +11,17 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from pillarbox.core.changed_order import check_order
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy
 from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Settlement, Window
+from pillarbox.core.window import Blocked, Settlement, Window
 from pillarbox.daemon import Daemon
 from pillarbox.errors import BrokerUnavailable, ConfigError, StoreUnavailable
-from pillarbox.inbox import programs
+from pillarbox.inbox import lot
 from pillarbox.inbox.handling import Handling, Rules
 from pillarbox.inbox.outage import Outage
 from pillarbox.inbox.programs import Reception
@@ -38,6 +39,7 @@ BATCH = 100
 TOGETHER = 0.05
 FETCH_EVERY = 0.02
 LOOK_EVERY = 0.25
+HOLD_EVERY = lot.HOLD.total_seconds() / 4
 IDLE = 0.5
 """How long to wait for a delivery when nothing is going on, in seconds; a stop waits no longer than that."""
 JOINING = 10.0
@@ -59,6 +61,9 @@ class Consumer(Daemon):
         *,
         timeout: timedelta | None = None,
         chance: Callable[[], float] = random.random,
+        remembers: timedelta | None = None,
+        unordered: bool = False,
+        stores: bool = False,
     ) -> None:
         super().__init__()
         if concurrency < 1:
@@ -69,7 +74,7 @@ class Consumer(Daemon):
                 " register one with @inbox.handler(…), and import the module that does"
             )
         self._inbox, self._open_subscriber = inbox, open_subscriber
-        self._rules = Rules(policy, topics, concurrency, timeout, chance)
+        self._rules = Rules(policy, topics, concurrency, timeout, chance, remembers, unordered, stores)
         self._clock, self._hooks = clock, hooks
         self._passed_over: Counter[str] = Counter()
 
@@ -119,7 +124,8 @@ class Intake:
         self._handling = Handling(inbox, rules, clock, hooks, self._blocked)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
         self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key
-        self._look_at = self._fetch_at = self._record_at = 0.0
+        self._look_at = self._hold_at = self._fetch_at = self._record_at = 0.0
+        self._unstored: list[Received] = []
         self._unsettled: list[Settlement[Received]] = []
         self._unacknowledged: list[Delivery] = []
         self._told: Counter[Reception] = Counter()
@@ -153,9 +159,13 @@ class Intake:
     async def turn(self, patience: float) -> bool:
         """Take in, hand over, collect, settle; True if there was nothing to do at all."""
         self._handling.check()
+        await self._hold()
         await self._look()
         arrived = await self._deliveries(0 if self._busy else min(patience, IDLE))
-        self._window.enter(arrived, self._clock.now())
+        if self._rules.stores:
+            await self._store(arrived)
+        else:
+            self._window.enter(arrived, self._clock.now())
         if not self._handling.store.pause:
             self._handling.give(self._window.ready(self._blocked))
         if not self._busy and not self.away:
@@ -166,7 +176,7 @@ class Intake:
 
     @property
     def _busy(self) -> bool:
-        return bool(self._window or self._unsettled or self._unacknowledged)
+        return bool(self._window or self._unstored or self._unsettled or self._unacknowledged)
 
     async def drain(self) -> None:
         """Let the handlers that run finish, and acknowledge what can be acknowledged."""
@@ -175,6 +185,9 @@ class Intake:
             await self._handling.answered.wait()
             self._collect()
         await self._record()
+        if self._out:
+            with suppress(StoreUnavailable):  # then others wait for them a little longer
+                await self._handling.books(lot.let_go(self._inbox.texts, self._out, self._clock.now()))
 
     async def close(self) -> None:
         """End the workers and leave the broker."""
@@ -188,28 +201,72 @@ class Intake:
         now = asyncio.get_running_loop().time()
         if now < self._look_at or self._handling.store.pause:
             return
-        look = programs.look(self._inbox.texts, self._clock.now(), self._window.room, dict(self._out))
+        texts, now_at = self._inbox.texts, self._clock.now()
         try:
-            lot = await self._handling.books(look, reading=True)
+            seen = await self._handling.books(lot.look(texts, now_at, self._out.values()), reading=True)
+            if seen.overdue:
+                await self._give_up(seen.overdue)
+            room = self._window.room
+            claim = lot.claim(texts, now_at, room, dict(self._out)) if seen.is_due and room else None
+            due = await self._handling.books(claim) if claim is not None else []
         except StoreUnavailable:
             return
         self._look_at = now + LOOK_EVERY
-        if lot.standing != self._standing:
-            check_order(lot.standing.items(), self._rules.topics, " --inbox")
-            self._standing = lot.standing
+        self._hold_at = self._hold_at if self._out else now + HOLD_EVERY
+        if seen.standing != self._standing:
+            check_order(seen.standing.items(), self._rules.topics, " --inbox")
+            self._standing = seen.standing
         self._blocked.clear()
-        self._blocked.update(lot.standing)
+        self._blocked.update(seen.standing)
         self._blocked.update(item.line for item, verdict in self._unsettled if item.line and _blocks(verdict))
-        self._out.update((received.key, received.line) for received in lot.due)
-        self._window.enter(lot.due, self._clock.now())
+        self._out.update((received.key, received.line) for received in due)
+        self._window.enter(due, self._clock.now())
+
+    async def _hold(self) -> None:
+        """Say in time that what is out of the parking lot still is."""
+        now = asyncio.get_running_loop().time()
+        if not self._out or now < self._hold_at or self._handling.store.pause:
+            return
+        self._hold_at = now + HOLD_EVERY
+        with suppress(StoreUnavailable):  # said already; whoever takes them meanwhile finds them done, or does them
+            await self._handling.books(lot.hold(self._inbox.texts, self._out, self._clock.now()))
+
+    async def _give_up(self, overdue: Sequence[lot.Head]) -> None:
+        """Tell of numbers that were waited for long enough."""
+        await self._handling.books(lot.give_up(self._inbox.texts, overdue))
+        for head in overdue:
+            of = (head.aggregate_type, head.aggregate_id)
+            self._hooks.reach(
+                Moment.NUMBER_MISSING, aggregate=of, number=head.number, topic=head.topic, waiting=head.standing
+            )
+
+    async def _store(self, arrived: Sequence[Received]) -> None:
+        """Keep aside what has arrived, and only then let it be acknowledged."""
+        for received in arrived:
+            if not received.handled:
+                self._handling.pass_over(received)
+        self._unstored += arrived
+        if not self._unstored or self._handling.store.pause:
+            return
+        kept = [received for received in self._unstored if received.handled]
+        if kept:
+            try:
+                await self._handling.books(lot.store(self._inbox.texts, kept, self._clock.now()))
+            except StoreUnavailable:
+                return
+            self._hooks.reach(Moment.STORED, count=len(kept))
+            self._look_at = 0.0
+        self._unacknowledged += [received.delivery for received in self._unstored]
+        self._unstored.clear()
 
     async def _deliveries(self, patience: float) -> Sequence[Received]:
         """Take further deliveries off the broker; wait only if nothing else is going on."""
         now = asyncio.get_running_loop().time()
-        if self._broker.pause or not self._window.room or (self._busy and now < self._fetch_at):
+        room = ROOM - len(self._unstored) if self._rules.stores else self._window.room
+        if self._broker.pause or not room or (self._busy and now < self._fetch_at):
             return ()
         try:
-            deliveries = await self._subscriber.deliveries(self._window.room, patience)
+            deliveries = await self._subscriber.deliveries(room, patience)
         except BrokerUnavailable as error:
             self._broker.struck(error)
             return ()
@@ -264,11 +321,14 @@ class Intake:
         if self._handling.store.pause:
             return False
         try:
-            await self._handling.books(programs.park(self._inbox.texts, failed, self._clock.now()))
+            park = lot.park(self._inbox.texts, failed, self._clock.now(), unordered=self._rules.unordered)
+            await self._handling.books(park)
         except StoreUnavailable:
             return False
         self._hooks.reach(Moment.PARKED, count=len(failed))
         self._tell(failed)
+        if any(isinstance(verdict, Blocked) for _, verdict in failed):
+            self._look_at = 0.0  # one of them may be the number that its line waits for
         return True
 
     def _tell(self, failed: Sequence[Settlement[Received]]) -> None:
@@ -276,8 +336,18 @@ class Intake:
             facts = {"type": received.type, "event_id": received.key, "topic": received.delivery.topic}
             if isinstance(verdict, RetryAt):
                 self._hooks.reach(Moment.EVENT_RETRYING, error=verdict.error, at=verdict.at, **facts)
+            elif received.numbering is not None:
+                self._tell_number(received)
             elif isinstance(verdict, Dead):
                 self._hooks.reach(Moment.EVENT_DEAD, error=verdict.error, **facts)
+
+    def _tell_number(self, received: Received) -> None:
+        """Tell of an aggregate that stands because of a number; where there is no order, a gap is told of later."""
+        if received.numbering == "gap" and self._rules.unordered:
+            return
+        moment = Moment.NUMBER_MISSING if received.numbering == "gap" else Moment.NUMBER_CONFLICT
+        facts = {"aggregate": received.aggregate, "number": received.number, "topic": received.delivery.topic}
+        self._hooks.reach(moment, **facts)
 
     async def _acknowledge(self) -> None:
         if not self._unacknowledged or self._broker.pause:

@@ -23,8 +23,9 @@ from pillarbox.errors import (
     RetryLater,
     StoreUnavailable,
 )
-from pillarbox.inbox import programs
+from pillarbox.inbox import lot, programs
 from pillarbox.inbox.inbox import Handler
+from pillarbox.inbox.numbers import OutOfOrder
 from pillarbox.inbox.outage import Outage
 from pillarbox.inbox.programs import Reception
 from pillarbox.inbox.received import Received
@@ -53,6 +54,12 @@ class Rules:
     concurrency: int
     timeout: timedelta | None
     chance: Callable[[], float]
+    remembers: timedelta | None
+    """How long the inbox keeps ids; None for ever."""
+    unordered: bool
+    """The broker does not keep the order: the numbers do."""
+    stores: bool
+    """What arrives is stored, acknowledged, and handled later."""
 
 
 class Running(NamedTuple):
@@ -118,6 +125,11 @@ class Handling:
         """Raise what no daemon can go on after."""
         if self._fatal is not None:
             raise self._fatal
+
+    def pass_over(self, received: Received) -> None:
+        """Count and tell what nobody handles here."""
+        self._tell_passed_over(received)
+        self.counts[Reception.IGNORED] += 1
 
     def drain(self) -> None:
         """Take back what no worker has begun."""
@@ -252,8 +264,8 @@ class Handling:
             return Reception.IGNORED
         if received.hopeless:
             raise received.hopeless
-        if (received.parked or received.delivery.redelivered) and not received.counted:
-            failed = await self._perform(worker, programs.suspect(self._inbox.texts, received, self._clock.now()))
+        if received.suspicious and not received.counted:
+            failed = await self._perform(worker, lot.suspect(self._inbox.texts, received, self._clock.now()))
             if failed is not None:
                 received.attempts, received.counted = failed, True
             elif received.parked:
@@ -267,9 +279,12 @@ class Handling:
         return reception
 
     def _means(self) -> programs.Means:
+        now, kept = self._clock.now(), self._rules.remembers
         return programs.Means(
             self._inbox.handlers,
-            self._clock.now(),
+            now,
+            None if kept is None else now - kept,
+            self._rules.unordered,
             lambda moment, received: self._hooks.reach(moment, type=received.type, event_id=received.key),
             self._tell,
             self._rules.timeout.total_seconds() if self._rules.timeout else None,
@@ -286,6 +301,9 @@ class Handling:
         blocks = self._rules.topics[topic].when_dead == "block"
         now, text = self._clock.now(), words_of(error)
         received.trace = _trace(error)
+        received.numbering = error.numbering if isinstance(error, OutOfOrder) else None
+        if received.numbering is not None:
+            return Dead(text)  # behind it nothing can be right, whatever is to become of dead ones
         if received.committed:
             return Dead(text, blocks=False)
         if isinstance(error, RetryLater) and received.attempts < policy.retries:

@@ -3,14 +3,12 @@
 first_time    is this message new?                    for loops of one's own
 receive       the inbox row, then the handler          one commit for both
 receive_all   the same for several events              one commit for all of them
-suspect       count a try before it, durably           for events that may have killed their process
-park          keep aside what failed or waits
-look          which lines are blocked, what is due
+
+What is kept aside is the business of `lot`, and what numbers mean that of `numbers`.
 """
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -18,18 +16,15 @@ from pillarbox.core.event import Event
 from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
 from pillarbox.core.postgres_facts import StoreConflict, TransactionFailed
-from pillarbox.core.retry import Dead, RetryAt, sayable, words_of
-from pillarbox.core.routing import Line
-from pillarbox.core.window import Settled, Settlement
+from pillarbox.core.retry import sayable, words_of
 from pillarbox.errors import HandlerFailed, HandlerSignal, StoreError, StoreUnavailable
+from pillarbox.inbox import numbers
 from pillarbox.inbox.inbox import Handler, Handlers
-from pillarbox.inbox.received import Received, line_from, line_text, unpark
+from pillarbox.inbox.received import Received, line_text
 from pillarbox.inbox.statements import Texts
 from pillarbox.inbox.steps import Call, ClosedByHandler, Program
 from pillarbox.telemetry.hooks import Moment
 
-HOLD = timedelta(seconds=30)
-"""How long a parked event that is being tried is left alone by others; after a crash it is tried again then."""
 PATIENCE = 5
 LONGEST_TRACE = 16_000
 
@@ -56,6 +51,10 @@ class Means(NamedTuple):
 
     handlers: Handlers
     now: datetime
+    remembered: datetime | None
+    """How far back the inbox remembers ids; None if it forgets none."""
+    unordered: bool
+    """The broker does not keep the order: the numbers do."""
     reach: Callable[[Moment, Received], None]
     tell: Callable[[Moment, Received, Handler, object], None]
     timeout: float | None = None
@@ -87,16 +86,20 @@ class Shared:
 
 def receive(texts: Texts, received: Received, means: Means, shared: Shared | None = None) -> Program[Reception]:
     """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing."""
-    consumer, key, now = texts.consumer, received.key, means.now
+    consumer, key = texts.consumer, received.key
     handler = means.handlers[received.type]
     event = decode(received.for_handler, lambda _: handler.model)
     if received.parked:
         fresh = yield texts("first_time", consumer, key)
     else:
-        fresh = yield texts("receive", consumer, key, line_text(received.line))
+        its = (line_text(received.line), *received.aggregate, received.number, means.unordered)
+        fresh = yield texts("receive", consumer, key, *its)
         if not fresh:
             return (yield from _why_not(texts, key))
-    if fresh:
+    is_new = bool(fresh)
+    if fresh and received.number is not None and (received.parked or not fresh[0][1]):
+        is_new = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
+    if is_new:
         if shared is not None:
             shared.go_on(fresh[0][0])
         means.reach(Moment.MARKED, received)
@@ -109,11 +112,13 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
         if value is not None:
             means.tell(Moment.HANDLER_RETURNED, received, handler, value)
         means.reach(Moment.HANDLED, received)
-    if received.parked:
-        yield texts("handled", consumer, key, microseconds(now))
+    if received.stored:
+        yield texts("unstore", consumer, key)
+    elif received.parked:
+        yield texts("handled", consumer, key, microseconds(means.now))
     elif received.counted:
         yield texts("clear", consumer, key)
-    return Reception.HANDLED if fresh else Reception.COPY
+    return Reception.HANDLED if is_new else Reception.COPY
 
 
 def _why_not(texts: Texts, key: str) -> Program[Reception]:
@@ -217,90 +222,6 @@ def _refuse_unrun(value: object, handler: Handler) -> None:
         value.close()
     kind = type(value).__name__
     raise HandlerFailed(f"{handler.name} returned a {kind}, of which nothing ran: {advice}")
-
-
-def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | None]:
-    """Count a try before it; give how many failed before, or None if there is nothing to try."""
-    consumer, key = texts.consumer, received.key
-    if received.parked:
-        held = microseconds(now + HOLD)
-        rows = yield texts("try_parked", consumer, key, microseconds(now), held)
-        return rows[0][0] - 1 if rows else None
-    row = _row(texts, received, now, "suspect", None, None, 1)
-    rows = yield texts("suspect", *row, line_text(received.line))
-    return rows[0][0] if rows else None
-
-
-def park(texts: Texts, settlements: Sequence[Settlement[Received]], now: datetime) -> Program[None]:
-    """Keep aside what failed and what waits behind it, durably, each under its key."""
-    new: list[Sequence[Any]] = []
-    committed: list[Sequence[Any]] = []
-    again: list[Sequence[Any]] = []
-    for received, verdict in settlements:
-        state, blocks, due, error = _parked(verdict)
-        attempts = received.attempts + (error is not None)
-        line = line_text(received.line) if blocks else None
-        if not received.parked:
-            row = _row(texts, received, now, state, line, due, attempts, error)
-            (committed if received.committed else new).append(row)
-        elif error is not None:
-            again.append((texts.consumer, received.key, state, line, due, attempts, error, received.trace))
-    for name, rows in (("park", new), ("park_committed", committed), ("park_again", again)):
-        if rows:
-            yield texts.many(name, rows)
-
-
-def _parked(verdict: Settled) -> tuple[str, bool, int | None, str | None]:
-    """Say how a verdict stands in the parking lot: state, whether it blocks, when it is due, its error."""
-    if isinstance(verdict, RetryAt):
-        return "retrying", True, microseconds(verdict.at), verdict.error
-    if isinstance(verdict, Dead):
-        return "dead", verdict.blocks, None, verdict.error
-    return "blocked", True, None, None
-
-
-def _row(
-    texts: Texts,
-    received: Received,
-    now: datetime,
-    state: str,
-    line: str | None,
-    due: int | None,
-    attempts: int,
-    error: str | None = None,
-) -> tuple[Any, ...]:
-    message = received.delivery.message
-    head = (texts.consumer, received.key, state, line, due, attempts, error, received.trace, microseconds(now))
-    headers = json.dumps(dict(message.headers), default=str)  # in ASCII: a lone surrogate could not be stored otherwise
-    wire_key = None if message.key is None else sayable(message.key)
-    return (*head, message.topic, wire_key, headers, message.body, *received.aggregate, received.type)
-
-
-class Lot(NamedTuple):
-    """The parking lot at a glance: the lines that are blocked, by how many each, and what may be tried now."""
-
-    standing: Mapping[Line, int]
-    due: Sequence[Received]
-
-
-def look(texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None]) -> Program[Lot]:
-    """Look which lines are blocked and what is due, at most `room`; what is `out` already is not given again."""
-    consumer, at = texts.consumer, microseconds(now)
-    heads = yield texts("heads", consumer)
-    rows: list[Sequence[Any]] = []
-    if room:
-        rows += yield texts("due_free", consumer, at, room)
-        lines_out = {line_text(line) for line in out.values()}
-        for line, state, due_at, *_ in heads:
-            if len(rows) >= room:
-                break
-            if line in lines_out:
-                continue
-            # Behind a head that failed nobody comes out before it is done; a head that only waited leads its line.
-            if state == "blocked" or (state == "retrying" and due_at <= at):
-                rows += yield texts("due_line", consumer, line, room - len(rows) if state == "blocked" else 1)
-    due = [received for received in map(unpark, rows) if received.key not in out]
-    return Lot({line_from(line): count for line, *_, count in heads}, due)
 
 
 def trace_of(text: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 from pillarbox.core.message import Delivery, Message, identity
 from pillarbox.core.retry import sayable, words_of
@@ -13,11 +13,14 @@ from pillarbox.core.routing import Line, Topics
 from pillarbox.errors import DecodeError, HandlerFailed
 from pillarbox.inbox.inbox import Handlers, message_key
 
+Numbering = Literal["gap", "conflict", "accepted"]
+
 
 class Received:
     """A delivery, with what order and recognition need. `key` is its place in the inbox: the event's id."""
 
     __slots__ = (
+        "abandoned",
         "aggregate",
         "attempts",
         "committed",
@@ -28,7 +31,10 @@ class Received:
         "key",
         "line",
         "locked_out",
+        "number",
+        "numbering",
         "parked",
+        "stored",
         "trace",
         "type",
     )
@@ -50,13 +56,21 @@ class Received:
         """Its handler committed by itself and then failed: what it did up to there stands."""
         self.locked_out = 0
         """How often its handler found the database locked."""
+        self.number: int | None = None
+        """Its number within its aggregate, if it has one that counts."""
+        self.numbering: Numbering | None = None
+        """What is the matter with its number, if anything is."""
+        self.stored = False
+        """It was stored to be handled later, and nothing has happened to it since."""
+        self.abandoned = False
+        """A consumer had it out of the parking lot and has not said what became of it."""
         self.trace: str | None = None
         """The traceback of its last failure."""
 
     @property
     def suspicious(self) -> bool:
         """A process may have died with it, so its tries are counted before they begin."""
-        return self.parked or self.delivery.redelivered
+        return self.abandoned or self.delivery.redelivered
 
     @property
     def for_handler(self) -> Delivery:
@@ -70,19 +84,21 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics) -> Received:
     received = Received(delivery)
     message = delivery.message
     try:
-        id, received.type, *aggregate = identity(message)
-        received.aggregate = (aggregate[0], aggregate[1])
+        its = identity(message)
+        received.type, received.aggregate = its.type, (its.aggregate_type, its.aggregate_id)
         if not received.type:
             raise DecodeError(f"the message on {message.topic!r} has no type, so it is not an event")
         received.handled = received.type in handlers
         if not received.handled:
             return received
         received.line = line_of(topics, message.topic, received.aggregate)
-        if not id:
+        if not its.id:
             raise DecodeError(f"the message on {message.topic!r} has no id, so a copy of it could not be recognised")
-        received.key = message_key(id)
+        received.key = message_key(its.id)
         if delivery.replay and handlers[received.type].replays:
             received.key += f"/{delivery.replay}"
+        elif received.line and its.aggregate_id:  # what is sent again on purpose, and what has no order, has no number
+            received.number = its.number
         _check_text(received)
     except (DecodeError, ValueError, TypeError, AttributeError) as error:
         received.hopeless = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
@@ -116,16 +132,21 @@ def synthetic_key(message: Message) -> str:
     return digest.hexdigest()
 
 
-PARKED_COLUMNS = "event_id, line, attempts, topic, key, headers, body, aggregate_type, aggregate_id, event_type"
+PARKED_COLUMNS = (
+    "event_id, line, attempts, topic, key, headers, body, aggregate_type, aggregate_id, event_type, number, numbering,"
+    " state"
+)
 
 
 def unpark(row: Sequence[Any]) -> Received:
     """Build it again out of the parking lot's row (PARKED_COLUMNS)."""
-    key, line, attempts, topic, wire_key, headers, body, aggregate_type, aggregate_id, event_type = row
+    key, line, attempts, topic, wire_key, headers, body, aggregate_type, aggregate_id, event_type, *rest = row
     delivery = Delivery(Message(topic, wire_key, json.loads(headers), bytes(body)))
     received = Received(delivery, parked=True, attempts=attempts)
     received.key, received.type, received.aggregate = key, event_type, (aggregate_type, aggregate_id)
     received.line = None if line is None else line_from(line)
+    received.number, received.numbering, state = rest
+    received.stored, received.abandoned = state == "stored", state == "held"
     received.handled = True  # it was when it was parked; if its handler is gone since, that is a failure
     if not event_type:
         received.hopeless = DecodeError(f"the message on {topic!r} has no type, so it is not an event")

@@ -1,8 +1,9 @@
 """The inbox's statements, one table of texts per database. {p} is where the tables are: the prefix of their names, on
 PostgreSQL with the schema before it. `$1`, `$2`, … are the parameters.
 
-An event is *parked* while its row is retrying, blocked or dead; a line is blocked while it has such a row. Only events
-that block carry their line. `suspect` counts the tries of an event that may have killed its process; it blocks nobody.
+An event is *parked* while its row is stored, held, retrying, blocked or dead; a line is blocked while it has such a
+row. Only events that block carry their line. `suspect` counts the tries of an event that may have killed its process;
+it blocks nobody. A row is *held* while a consumer has it out, until due_at: one whose consumer died is taken again.
 """
 
 import re
@@ -14,18 +15,20 @@ from pillarbox.core.insert import Statement
 from pillarbox.core.insert_texts import Dialect, Marker
 from pillarbox.inbox.received import PARKED_COLUMNS
 
-_IS_PARKED = "state IN ('retrying', 'blocked', 'dead')"
+_IS_PARKED = "state IN ('stored', 'held', 'retrying', 'blocked', 'dead')"
+_AGGREGATE = "consumer = $1 AND aggregate_type = $2 AND aggregate_id = $3"
 _BLOCKED_LINE = (
     f"SELECT 1 FROM {{p}}inbox_parked WHERE consumer = $1 AND line = {{line}} AND line IS NOT NULL AND {_IS_PARKED}"
 )
 _IN_INBOX = "SELECT 1 FROM {p}inbox WHERE consumer = $1 AND event_id = $2"
 _ALL = (
     "consumer, event_id, state, line, due_at, attempts, last_error, traceback, parked_at,"
-    " topic, key, headers, body, aggregate_type, aggregate_id, event_type"
+    " topic, key, headers, body, aggregate_type, aggregate_id, event_type, number, numbering"
 )
 _REPLACED = (
     "state = excluded.state, line = excluded.line, due_at = excluded.due_at, attempts = excluded.attempts,"
-    " last_error = excluded.last_error, traceback = excluded.traceback, parked_at = excluded.parked_at"
+    " last_error = excluded.last_error, traceback = excluded.traceback, parked_at = excluded.parked_at,"
+    " numbering = excluded.numbering"
 )
 
 # What stands behind a name: consumer and event id come first, where a statement has them; instants are microseconds.
@@ -37,13 +40,13 @@ _BOTH = {
     "clear": "DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state = 'suspect'",
     # …, now
     "handled": (
-        "UPDATE {p}inbox_parked SET state = 'handled', settled_at = {at_3}, due_at = NULL"
+        "UPDATE {p}inbox_parked SET state = 'handled', settled_at = {at_3}, due_at = NULL, attempts = attempts + 1"
         " WHERE consumer = $1 AND event_id = $2"
     ),
     # the row (_ALL), line → attempts; no row if there is nothing to suspect
     "suspect": (
         f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}}"
-        f" WHERE NOT EXISTS ({_IN_INBOX}) AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', '$17')})"
+        f" WHERE NOT EXISTS ({_IN_INBOX}) AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', '$19')})"
         " ON CONFLICT (consumer, event_id) DO UPDATE SET attempts = it.attempts + 1 WHERE it.state = 'suspect'"
         " RETURNING attempts"
     ),
@@ -52,40 +55,104 @@ _BOTH = {
         f"INSERT INTO {{p}}inbox_parked ({_ALL}) SELECT {{row}} WHERE true"
         f" ON CONFLICT (consumer, event_id) DO UPDATE SET {_REPLACED}"
     ),
-    # …, state, line, due_at, attempts, last_error, traceback
+    # …, state, line, due_at, attempts, last_error, traceback, numbering
     "park_again": (
         "UPDATE {p}inbox_parked SET state = $3, line = $4, due_at = {at_5}, attempts = $6, last_error = $7,"
-        " traceback = $8 WHERE consumer = $1 AND event_id = $2 AND state IN ('retrying', 'blocked')"
+        " traceback = $8, numbering = $9 WHERE consumer = $1 AND event_id = $2 AND state = 'held'"
     ),
-    # …, now, held until → attempts; no row if it is not due, not the head of its line, or settled meanwhile
-    "try_parked": (
-        "UPDATE {p}inbox_parked AS it SET state = 'retrying', attempts = attempts + 1, due_at = {at_4}"
-        " WHERE consumer = $1 AND event_id = $2 AND state IN ('retrying', 'blocked')"
-        " AND (due_at IS NULL OR due_at <= {at_3})"
-        " AND NOT EXISTS (SELECT 1 FROM {p}inbox_parked AS before WHERE before.consumer = it.consumer"
-        f" AND before.line = it.line AND before.id < it.id AND before.line IS NOT NULL AND before.{_IS_PARKED})"
-        " RETURNING attempts"
+    # …, held until → attempts; no row if somebody has settled it meanwhile
+    "try_held": (
+        "UPDATE {p}inbox_parked SET attempts = attempts + 1, due_at = {at_3}"
+        " WHERE consumer = $1 AND event_id = $2 AND state = 'held' RETURNING attempts"
     ),
-    # consumer, now, limit → parked ones outside any line whose time has come
+    # …: it was stored and is handled; the inbox remembers it
+    "unstore": "DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state = 'held'",
+    # the row (_ALL)
+    "store": (
+        f"INSERT INTO {{p}}inbox_parked ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
+        " ON CONFLICT (consumer, event_id) DO NOTHING"
+    ),
+    # consumer, now → a row if something outside any line may be due, or something is stored
+    "waits": (
+        "SELECT 1 WHERE EXISTS (SELECT 1 FROM {p}inbox_parked WHERE consumer = $1 AND state = 'stored')"
+        " OR EXISTS (SELECT 1 FROM {p}inbox_parked WHERE consumer = $1 AND line IS NULL"
+        " AND state IN ('held', 'retrying') AND due_at <= {at_2})"
+    ),
+    # consumer, now, limit → those outside any line whose time has come
     "due_free": (
-        f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND state = 'retrying'"
-        " AND due_at <= {at_2} AND line IS NULL ORDER BY due_at, id LIMIT $3"
+        f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND line IS NULL"
+        " AND state IN ('held', 'retrying') AND due_at <= {at_2} ORDER BY due_at, id LIMIT $3"
     ),
-    # consumer, line, limit → the head of a line; behind a blocked head, its followers too
+    # consumer, line, limit → a line, from its head
     "due_line": (
         f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND line = $2 AND line IS NOT NULL"
         f" AND {_IS_PARKED} ORDER BY id LIMIT $3"
+    ),
+    # consumer, aggregate, line → the one of a line whose number is the next, wherever it stands
+    "due_number": (
+        f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE {_AGGREGATE} AND line = $4 AND line IS NOT NULL"
+        " AND (state IN ('stored', 'blocked') OR state = 'dead' AND numbering = 'gap') AND number = 1 + coalesce(("
+        f"SELECT last FROM {{p}}inbox_numbers WHERE {_AGGREGATE}), 0) ORDER BY id LIMIT 1"
+    ),
+    # consumer, limit → what is stored, in order, but for what stands behind something else
+    "due_stored": (
+        f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked AS it WHERE consumer = $1 AND state = 'stored'"
+        " AND NOT EXISTS (SELECT 1 FROM {p}inbox_parked AS head WHERE head.consumer = $1 AND head.line = it.line"
+        " AND head.line IS NOT NULL AND head.state IN ('held', 'retrying', 'blocked', 'dead') AND head.id < it.id)"
+        " ORDER BY id LIMIT $2"
+    ),
+    # consumer, held until, keys
+    "hold": (
+        "UPDATE {p}inbox_parked SET state = 'held', due_at = {at_2}"
+        f" WHERE consumer = $1 AND event_id IN ({{keys_3}}) AND {_IS_PARKED}"
+    ),
+    "hold_longer": (
+        "UPDATE {p}inbox_parked SET due_at = {at_2} WHERE consumer = $1 AND event_id IN ({keys_3}) AND state = 'held'"
+    ),
+    # consumer, now, keys: nothing was done with them
+    "let_go": (
+        "UPDATE {p}inbox_parked SET state = CASE WHEN line IS NULL OR attempts > 0 THEN 'retrying' ELSE 'blocked' END,"
+        " due_at = CASE WHEN line IS NULL OR attempts > 0 THEN {at_2} END"
+        " WHERE consumer = $1 AND event_id IN ({keys_3}) AND state = 'held'"
+    ),
+    # consumer, lines: their missing numbers have been waited for long enough
+    "give_up": (
+        "UPDATE {p}inbox_parked SET state = 'dead'"
+        " WHERE consumer = $1 AND line IN ({keys_2}) AND state = 'blocked' AND numbering = 'gap'"
+    ),
+    # consumer, aggregate → its first and last number
+    "numbers": f"SELECT first, last FROM {{p}}inbox_numbers WHERE {_AGGREGATE}",
+    # consumer, aggregate, number: from here on, whatever was before
+    "accept": (
+        "INSERT INTO {p}inbox_numbers (consumer, aggregate_type, aggregate_id, first, last) VALUES ($1, $2, $3, $4, $4)"
+        " ON CONFLICT (consumer, aggregate_type, aggregate_id) DO UPDATE SET last = excluded.last"
+    ),
+    # consumer, aggregate → a row if the next number stands in the lot as dropped, or dead and passed over
+    "pass_by": (
+        f"UPDATE {{p}}inbox_numbers AS it SET last = last + 1 WHERE {_AGGREGATE} AND EXISTS ("
+        f"SELECT 1 FROM {{p}}inbox_parked AS gone WHERE {_AGGREGATE.replace('consumer', 'gone.consumer', 1)}"
+        " AND gone.number = it.last + 1 AND (gone.state = 'dropped' OR gone.state = 'dead' AND gone.line IS NULL))"
+        " RETURNING last"
     ),
 }
 
 _SQLITE = {
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
-    # …, line → a row unless it is a copy, is parked, or its line is blocked
+    # …, line, aggregate, number, from one → a row unless it is a copy, is parked, or its line is blocked: the
+    # transaction's number, if there is one, and whether the event's number was the next one, if that was seen
     "receive": (
         "INSERT INTO {p}inbox (consumer, event_id) SELECT $1, $2"
         " WHERE NOT EXISTS (SELECT 1 FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state <> 'suspect')"
-        f" AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', '$3')}) ON CONFLICT DO NOTHING RETURNING 1"
+        f" AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', '$3')}) ON CONFLICT DO NOTHING RETURNING 1, NULL"
+    ),
+    # consumer, aggregate, number, from one → a row if that is the next number, or the first one
+    "count": (
+        "INSERT INTO {p}inbox_numbers AS it (consumer, aggregate_type, aggregate_id, first, last)"
+        " SELECT $1, $2, $3, $4, $4 WHERE NOT $5 OR $4 <= 1 OR EXISTS ("
+        f"SELECT 1 FROM {{p}}inbox_numbers WHERE {_AGGREGATE})"
+        " ON CONFLICT (consumer, aggregate_type, aggregate_id)"
+        " DO UPDATE SET last = excluded.last WHERE it.last = excluded.last - 1 RETURNING 1"
     ),
     # around the handler: gone if it ended the transaction
     "mark": "SAVEPOINT {p}inbox_handler",
@@ -95,10 +162,12 @@ _SQLITE = {
         f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
         f" ON CONFLICT (consumer, event_id) DO UPDATE SET {_REPLACED} WHERE it.state = 'suspect'"
     ),
-    # consumer → every blocked line with the state, the due time and the id of its head, and how many stand in it
+    # consumer → every blocked line with its head: state, due time, numbering, when it was parked, aggregate, number;
+    # and how many stand in the line
     "heads": (
-        "SELECT line, state, coalesce(due_at, 0), min(id), count(*) FROM {p}inbox_parked"
-        f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED} GROUP BY line"
+        "SELECT line, state, coalesce(due_at, 0), numbering, parked_at, aggregate_type, aggregate_id, number,"
+        " topic, min(id), count(*) FROM {p}inbox_parked"
+        f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED} AND state <> 'stored' GROUP BY line"
     ),
 }
 
@@ -108,20 +177,27 @@ _POSTGRES = {
         "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING"
         " RETURNING pg_current_xact_id()::text"
     ),
-    "receive": "SELECT its FROM {p}receive($1::text, $2::text, $3::text) AS its WHERE its IS NOT NULL",
+    "receive": (
+        "SELECT its, counted FROM {p}receive($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean)"
+        " WHERE its IS NOT NULL"
+    ),
+    "count": "SELECT 1 WHERE {p}count_received($1::text, $2::text, $3::text, $4::bigint, $5::boolean)",
+    # One consumer's processes take things out of the parking lot one after the other.
+    "lock": "SELECT 1 FROM pg_advisory_xact_lock(hashtextextended('{p}inbox_parked ' || $1::text, 0))",
     # the number → a row if the handler has ended the transaction
     "unmark": "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text IS DISTINCT FROM $1::text",
     "park": "SELECT {p}park_received({row})",
     "heads": (
-        "SELECT line, state, coalesce((extract(epoch FROM due_at) * 1000000)::bigint, 0), id, standing FROM ("
-        " SELECT line, state, due_at, id, count(*) OVER (PARTITION BY line) AS standing,"
+        "SELECT line, state, coalesce((extract(epoch FROM due_at) * 1000000)::bigint, 0), numbering,"
+        " (extract(epoch FROM parked_at) * 1000000)::bigint, aggregate_type, aggregate_id, number, topic, id, standing"
+        " FROM (SELECT *, count(*) OVER (PARTITION BY line) AS standing,"
         " row_number() OVER (PARTITION BY line ORDER BY id) AS place FROM {p}inbox_parked"
-        f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED}) AS standing WHERE place = 1"
+        f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED} AND state <> 'stored') AS them WHERE place = 1"
     ),
 }
 
 _ROW_TYPES = (
-    *("text",) * 4, "at", "integer", "text", "text", "at", *("text",) * 3, "bytea", *("text",) * 3,
+    *("text",) * 4, "at", "integer", "text", "text", "at", *("text",) * 3, "bytea", *("text",) * 3, "bigint", "text",
 )  # fmt: skip
 
 
@@ -165,7 +241,14 @@ def _texts(dialect: Dialect, marker: Marker, place: str) -> Mapping[str, Text]:
     texts = _BOTH | (_SQLITE if dialect == "sqlite" else _POSTGRES)
     instants = {f"at_{number}": _instant(dialect, number) for number in range(2, 6)}
     row = ", ".join(_typed(dialect, number, kind) for number, kind in enumerate(_ROW_TYPES, start=1))
-    return {name: _marked(text.format(p=place, row=row, **instants), marker) for name, text in texts.items()}
+    keys = {f"keys_{number}": _KEYS[dialect].format(number) for number in (2, 3)}
+    return {name: _marked(text.format(p=place, row=row, **instants, **keys), marker) for name, text in texts.items()}
+
+
+_KEYS = {
+    "sqlite": "SELECT value FROM json_each(${0})",
+    "postgres": "SELECT jsonb_array_elements_text(${0}::jsonb)",
+}
 
 
 def _typed(dialect: Dialect, number: int, kind: str) -> str:

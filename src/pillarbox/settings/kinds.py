@@ -80,6 +80,8 @@ def _convert(kind: object, value: object, key: str) -> object:
         return value
     if kind is int:
         return _integer(value)
+    if kind is bool:
+        return _boolean(value)
     if kind is timedelta or kind == timedelta | None:
         return _duration(kind, value, key)
     if not isinstance(value, str):
@@ -88,6 +90,14 @@ def _convert(kind: object, value: object, key: str) -> object:
         raise ConfigError(f"expected one of {', '.join(choices)}")
     if not value:
         raise ConfigError("is empty: leave it out, or give it a value")
+    return value
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, str) and value.lower() in ("true", "false"):  # out of the environment, or off a command line
+        return value.lower() == "true"
+    if type(value) is not bool:
+        raise ConfigError(f"expected true or false, found {_named(value)}")
     return value
 
 

@@ -107,6 +107,7 @@ class InboxSettings:
 
     concurrency: int = 8
     mode: Literal["handle", "store"] = "handle"
+    unordered: bool = False
 
     def __post_init__(self) -> None:
         _within_bounds("inbox", self)

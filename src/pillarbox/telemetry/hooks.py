@@ -25,6 +25,7 @@ class Moment(StrEnum):
     LANES_RELEASED = "lanes released"
     # consumer
     DELIVERED = "delivered"
+    STORED = "stored"  # kept to be handled later, not acknowledged yet
     MARKED = "marked"  # the inbox row is written, the handler has not run
     HANDLED = "handled"  # the handler has run, nothing is committed
     COMMITTED = "committed"
@@ -46,6 +47,8 @@ class Moment(StrEnum):
     SLOT_DOUBTED = "slot doubted"
     EVENT_DEAD = "event dead"
     EVENT_RETRYING = "event retrying"
+    NUMBER_MISSING = "number missing"
+    NUMBER_CONFLICT = "number conflict"
     HANDLER_SLOW = "handler slow"
     HANDLER_RETURNED = "handler returned"
     HANDLER_COMMITTED = "handler committed"
@@ -69,6 +72,8 @@ TOLD = frozenset(
         Moment.SLOT_DOUBTED,
         Moment.EVENT_DEAD,
         Moment.EVENT_RETRYING,
+        Moment.NUMBER_MISSING,
+        Moment.NUMBER_CONFLICT,
         Moment.HANDLER_SLOW,
         Moment.HANDLER_RETURNED,
         Moment.HANDLER_COMMITTED,

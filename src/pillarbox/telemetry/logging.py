@@ -24,6 +24,12 @@ def _event(facts: Facts) -> str:
     return f"{facts.get('type', 'event')} {facts.get('event_id', '')}".rstrip() + where
 
 
+def _aggregate(facts: Facts) -> str:
+    of = facts.get("aggregate")
+    name = " ".join(map(str, of)) if isinstance(of, tuple) else of
+    return f"{name} in {facts.get('topic')}"
+
+
 def _due(facts: Facts) -> str:
     at = facts.get("at")
     return f" at {at:%H:%M:%S} UTC" if isinstance(at, datetime) else ""
@@ -68,6 +74,20 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
         lambda f: f"{_event(f)} failed and is tried again{_due(f)}: {f.get('error')}",
     ),
     Moment.EVENT_DEAD: (logging.ERROR, lambda f: f"{_event(f)} is dead: {f.get('error')}"),
+    Moment.NUMBER_MISSING: (
+        logging.ERROR,
+        lambda f: (
+            f"{_aggregate(f)} stands still: number {f.get('number')} came, and one before it has not."
+            " Have it sent again (pillarbox replay), or retry the dead letter to go on without it"
+        ),
+    ),
+    Moment.NUMBER_CONFLICT: (
+        logging.ERROR,
+        lambda f: (
+            f"{_aggregate(f)} stands still: number {f.get('number')} was taken by another event."
+            " `pillarbox dead list --inbox` shows it: retry it, or drop it"
+        ),
+    ),
     Moment.HANDLER_SLOW: (
         logging.WARNING,
         lambda f: f"the handler has been at {_event(f)} for {f.get('seconds')} s",

@@ -27,6 +27,8 @@ class Mending:
     async def retry(self, connection: Connection, query: Query) -> int:
         """Make dead and waiting events due now, with all their tries."""
         change = f"state = 'retrying', due_at = {self._p}now(), attempts = 0"
+        if query.side == "inbox":  # whoever retries one that stands because of its number goes on from that number
+            change += ", numbering = CASE WHEN numbering IS NOT NULL THEN 'accepted' END"
         return await self._change(connection, "retry", query, ("dead", "retrying", "delayed"), change)
 
     async def drop(self, connection: Connection, query: Query) -> int:
@@ -41,7 +43,7 @@ class Mending:
         """Change the rows of the parking lot that a query means, of those in one of these states."""
         table, id = ("inbox_parked", "id") if query.side == "inbox" else ("parked", "parked_id")
         status = [state for state in among if not query.status or state in query.status]
-        states = [*status, *(["suspect"] if "retrying" in status else [])]  # an inbox's suspect shows as retrying
+        states = [*status, *(["suspect", "held"] if "retrying" in status else [])]  # an inbox's show as retrying
         chosen = self._finder.chosen(f"{id} AS parked", query, status)
         [[count]] = await connection.run(
             f"WITH chosen AS MATERIALIZED ({chosen.sql}),"

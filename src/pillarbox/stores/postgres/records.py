@@ -22,7 +22,9 @@ _EVENT = (
 )
 _BRIEF = _EVENT.replace("headers::text, payload::text, body", "NULL, NULL, NULL")
 """The same without contents, for who may not see them."""
-_STATE = "CASE state WHEN 'suspect' THEN 'retrying' ELSE state END"
+_STATE = (
+    "CASE state WHEN 'suspect' THEN 'retrying' WHEN 'held' THEN 'retrying' WHEN 'stored' THEN 'pending' ELSE state END"
+)
 
 
 class Where(NamedTuple):

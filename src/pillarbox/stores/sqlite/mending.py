@@ -26,6 +26,8 @@ class Mending:
         with writing(db):
             ids = self._choose(db, query, ("dead", "retrying", "delayed"))
             sql = f"UPDATE {self._p}{table} SET state = 'retrying', due_at = ?, attempts = 0"
+            if query.side == "inbox":  # whoever retries one that stands because of its number goes on from that number
+                sql += ", numbering = CASE WHEN numbering IS NOT NULL THEN 'accepted' END"
             count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
             return self._audit(db, _describe("retry", query), count)
 

@@ -12,6 +12,9 @@ from pillarbox.stores.sqlite.parking import HEAD_IN_LINE, IN_LINE
 from pillarbox.stores.sqlite.positions import Positions, load_positions, published_at
 from pillarbox.stores.sqlite.rows import AS_ENTRY, instant, log_entries, maybe_instant
 
+_RECEIVED = (
+    "CASE state WHEN 'suspect' THEN 'retrying' WHEN 'held' THEN 'retrying' WHEN 'stored' THEN 'pending' ELSE state END"
+)
 IN_THE_LOT = frozenset(("retrying", "blocked", "delayed", "dead", "dropped"))
 
 
@@ -120,12 +123,10 @@ class Finder:
             where.append("consumer = ?")
             parameters.append(query.consumer)
         if query.status:
-            where.append(
-                "(CASE state WHEN 'suspect' THEN 'retrying' ELSE state END) IN (SELECT value FROM json_each(?))"
-            )
+            where.append(f"({_RECEIVED}) IN (SELECT value FROM json_each(?))")
             parameters.append(json.dumps(list(query.status)))
         rows = db.execute(
-            "SELECT id, event_id, CASE state WHEN 'suspect' THEN 'retrying' ELSE state END, event_type, topic,"
+            f"SELECT id, event_id, {_RECEIVED}, event_type, topic,"
             " aggregate_type, aggregate_id, parked_at, attempts, last_error, due_at, headers, body, consumer,"
             " traceback,"
             f" CASE WHEN state = 'blocked' THEN (SELECT head.event_id FROM {self._p}inbox_parked head"

@@ -73,7 +73,7 @@ class Counting(sqlite3.Connection):
 def reception(inbox: Any, message: Message) -> Any:
     """Give the program that receives a message once, for any door's inbox to perform."""
     received = look_at(Delivery(message), inbox.handlers, Topics())
-    means = Means(inbox.handlers, datetime.now(UTC), lambda *_: None, lambda *_: None)
+    means = Means(inbox.handlers, datetime.now(UTC), None, False, lambda *_: None, lambda *_: None)
     return receive(inbox.texts, received, means)
 
 

@@ -190,7 +190,8 @@ CREATE TABLE {p}audit (
     count bigint      NOT NULL
 );
 
--- Receiving: which events a consumer has handled, the last number of each aggregate, and what is kept aside.
+-- Receiving: which events a consumer has handled, the first and the last number of each aggregate, and what is kept
+-- aside.
 CREATE TABLE {p}inbox (
     consumer   text        NOT NULL,
     event_id   text        NOT NULL,
@@ -202,11 +203,14 @@ CREATE TABLE {p}inbox_numbers (
     consumer       text   NOT NULL,
     aggregate_type text   NOT NULL,
     aggregate_id   text   NOT NULL,
+    first          bigint NOT NULL,
     last           bigint NOT NULL,
     PRIMARY KEY (consumer, aggregate_type, aggregate_id)
 ) WITH (fillfactor = 70);
--- state: suspect (counted before the handler, because a process died with it), retrying, blocked, dead;
--- and, until retention takes them, handled and dropped.
+-- state: suspect (counted before the handler, because a process died with it), stored (to be handled later), held (a
+-- consumer has taken it out, until due_at), retrying, blocked, dead; and, until retention takes them, handled and dropped.
+-- numbering: gap (an event with a lower number has not come), conflict (its number was taken), accepted (retried by
+-- somebody who knew).
 CREATE TABLE {p}inbox_parked (
     id             bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     consumer       text        NOT NULL,
@@ -226,11 +230,17 @@ CREATE TABLE {p}inbox_parked (
     aggregate_type text        NOT NULL,
     aggregate_id   text        NOT NULL,
     event_type     text        NOT NULL,
+    number         bigint,
+    numbering      text,
     UNIQUE (consumer, event_id)
 );
 CREATE INDEX {prefix}inbox_parked_line ON {p}inbox_parked (consumer, line, id)
-    WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
-CREATE INDEX {prefix}inbox_parked_due ON {p}inbox_parked (consumer, due_at) WHERE state = 'retrying';
+    WHERE line IS NOT NULL AND state IN ('stored', 'held', 'retrying', 'blocked', 'dead');
+CREATE INDEX {prefix}inbox_parked_due ON {p}inbox_parked (consumer, due_at)
+    WHERE line IS NULL AND state IN ('held', 'retrying');
+CREATE INDEX {prefix}inbox_parked_stored ON {p}inbox_parked (consumer, id) WHERE state = 'stored';
+CREATE INDEX {prefix}inbox_parked_number ON {p}inbox_parked (consumer, aggregate_type, aggregate_id, number)
+    WHERE number IS NOT NULL;
 CREATE INDEX {prefix}inbox_parked_state ON {p}inbox_parked (state, settled_at);
 
 CREATE TABLE {p}meta (

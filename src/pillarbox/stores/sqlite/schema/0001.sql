@@ -163,7 +163,8 @@ CREATE TABLE {prefix}audit (
     count INTEGER NOT NULL
 );
 
--- Receiving: which events a consumer has handled, the last number of each aggregate, and what is kept aside.
+-- Receiving: which events a consumer has handled, the first and the last number of each aggregate, and what is kept
+-- aside.
 CREATE TABLE {prefix}inbox (
     consumer   TEXT NOT NULL,
     event_id   TEXT NOT NULL,
@@ -175,11 +176,14 @@ CREATE TABLE {prefix}inbox_numbers (
     consumer       TEXT NOT NULL,
     aggregate_type TEXT NOT NULL,
     aggregate_id   TEXT NOT NULL,
+    first          INTEGER NOT NULL,
     last           INTEGER NOT NULL,
     PRIMARY KEY (consumer, aggregate_type, aggregate_id)
 ) WITHOUT ROWID;
--- state: suspect (counted before the handler, because a process died with it), retrying, blocked, dead;
--- and, until retention takes them, handled and dropped.
+-- state: suspect (counted before the handler, because a process died with it), stored (to be handled later), held (a
+-- consumer has taken it out, until due_at), retrying, blocked, dead; and, until retention takes them, handled and dropped.
+-- numbering: gap (an event with a lower number has not come), conflict (its number was taken), accepted (retried by
+-- somebody who knew).
 CREATE TABLE {prefix}inbox_parked (
     id             INTEGER PRIMARY KEY AUTOINCREMENT,
     consumer       TEXT NOT NULL,
@@ -199,10 +203,14 @@ CREATE TABLE {prefix}inbox_parked (
     aggregate_type TEXT NOT NULL,
     aggregate_id   TEXT NOT NULL,
     event_type     TEXT NOT NULL,
+    number         INTEGER,
+    numbering      TEXT,
     UNIQUE (consumer, event_id)
 );
-CREATE INDEX {prefix}inbox_parked_line ON {prefix}inbox_parked (consumer, line, id) WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
-CREATE INDEX {prefix}inbox_parked_due ON {prefix}inbox_parked (consumer, due_at) WHERE state = 'retrying';
+CREATE INDEX {prefix}inbox_parked_line ON {prefix}inbox_parked (consumer, line, id) WHERE line IS NOT NULL AND state IN ('stored', 'held', 'retrying', 'blocked', 'dead');
+CREATE INDEX {prefix}inbox_parked_due ON {prefix}inbox_parked (consumer, due_at) WHERE line IS NULL AND state IN ('held', 'retrying');
+CREATE INDEX {prefix}inbox_parked_stored ON {prefix}inbox_parked (consumer, id) WHERE state = 'stored';
+CREATE INDEX {prefix}inbox_parked_number ON {prefix}inbox_parked (consumer, aggregate_type, aggregate_id, number) WHERE number IS NOT NULL;
 CREATE INDEX {prefix}inbox_parked_state ON {prefix}inbox_parked (state, settled_at);
 
 CREATE TABLE {prefix}meta (

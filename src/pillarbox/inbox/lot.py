@@ -1,0 +1,216 @@
+"""The parking lot: what a consumer keeps aside in its database, in programs of one transaction each.
+
+store      keep aside what has arrived, to be handled later
+park       keep aside what failed, or waits behind it
+look       which lines are blocked, and is anything due?
+claim      take out what is due: nobody else takes it for a while
+hold       … for a while longer
+let_go     give back what nothing was done with
+suspect    count a try before it, durably, of an event that may have killed its process
+
+Whether a row is held decides nothing but who tries it: an event is handled once because of its row in the inbox, and
+in order because whoever takes a line takes it from its head.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from pillarbox.core.insert import microseconds
+from pillarbox.core.retry import Dead, RetryAt, sayable
+from pillarbox.core.routing import Line
+from pillarbox.core.window import Settled, Settlement
+from pillarbox.inbox.received import Received, line_from, line_text, unpark
+from pillarbox.inbox.statements import Texts
+from pillarbox.inbox.steps import Program
+
+HOLD = timedelta(seconds=2)
+"""How long what is out is left alone by others; whoever has it says in time that it still does."""
+PATIENCE = timedelta(minutes=1)
+BUFFER = 1000
+"""So long, and behind so many events of its aggregate, a missing number is waited for before somebody is told, where
+the broker keeps no order."""
+
+
+class Head(NamedTuple):
+    """The first of a blocked line, as the statement `heads` gives it; instants are microseconds."""
+
+    line: str
+    state: str
+    due_at: int
+    numbering: str | None
+    parked_at: int
+    aggregate_type: str
+    aggregate_id: str
+    number: int | None
+    topic: str
+    id: int
+    standing: int
+
+    def may_be_due(self, now: int) -> bool:
+        """Say whether something of its line can be tried."""
+        return self.state == "blocked" or self.numbering == "gap" or (self.state != "dead" and self.due_at <= now)
+
+
+class Lot(NamedTuple):
+    """The parking lot at a glance: the lines that are blocked, by how many each; whether anything is due; and the
+    aggregates whose missing numbers have been waited for long enough."""
+
+    standing: Mapping[Line, int]
+    is_due: bool
+    overdue: Sequence[Head]
+
+
+def look(texts: Texts, now: datetime, out: Collection[Line | None]) -> Program[Lot]:
+    """Look which lines are blocked and whether anything is due; what is `out` already is not due."""
+    at = microseconds(now)
+    heads = [Head(*row) for row in (yield texts("heads", texts.consumer))]
+    waits = yield texts("waits", texts.consumer, at)
+    lines_out = {line_text(line) for line in out}
+    is_due = bool(waits) or any(head.may_be_due(at) for head in heads if head.line not in lines_out)
+    overdue = [head for head in heads if _is_overdue(head, now)]
+    return Lot({line_from(head.line): head.standing for head in heads}, is_due, overdue)
+
+
+def _is_overdue(head: Head, now: datetime) -> bool:
+    waits = head.numbering == "gap" and head.state == "blocked"
+    return waits and (head.standing > BUFFER or head.parked_at <= microseconds(now - PATIENCE))
+
+
+def claim(texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None]) -> Program[list[Received]]:
+    """Take out what is due, in order for each line, at most `room`; what is `out` already is not given again."""
+    if "lock" in texts:
+        yield texts("lock", texts.consumer)
+    rows = yield from _due(texts, microseconds(now), room, {line_text(line) for line in out.values()})
+    due = [received for received in map(unpark, rows) if received.key not in out]
+    if due:
+        yield texts("hold", texts.consumer, microseconds(now + HOLD), _list(received.key for received in due))
+    return due
+
+
+def _due(texts: Texts, at: int, room: int, lines_out: Collection[str | None]) -> Program[list[Sequence[Any]]]:
+    consumer = texts.consumer
+    rows: list[Sequence[Any]] = list((yield texts("due_free", consumer, at, room)))
+    for head in [Head(*row) for row in (yield texts("heads", consumer))]:
+        if len(rows) >= room:
+            break
+        if head.line in lines_out or not head.may_be_due(at):
+            continue
+        if head.numbering == "gap":
+            rows += yield from _next_number(texts, head)
+        else:
+            # Behind a head that failed nobody comes out before it is done; a head that only waited leads its line.
+            line = yield texts("due_line", consumer, head.line, room - len(rows) if head.state == "blocked" else 1)
+            rows += _leading(line)
+    if len(rows) < room:
+        rows += yield texts("due_stored", consumer, room - len(rows))
+    return rows
+
+
+def _next_number(texts: Texts, head: Head) -> Program[Sequence[Any]]:
+    """Find the one whose number is the next in a line that waits for a number."""
+    of = (texts.consumer, head.aggregate_type, head.aggregate_id)
+    while (yield texts("pass_by", *of)):
+        pass  # somebody dropped the one that was missing
+    return (yield texts("due_number", *of, head.line))  # type: ignore[no-any-return]
+
+
+def _leading(line: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Give the head of a line, and those behind it that only wait."""
+    for place, row in enumerate(line):
+        if place and row[-1] not in ("stored", "blocked"):
+            return
+        yield row
+
+
+def hold(texts: Texts, keys: Iterable[str], now: datetime) -> Program[None]:
+    """Say that these are still out."""
+    yield texts("hold_longer", texts.consumer, microseconds(now + HOLD), _list(keys))
+
+
+def let_go(texts: Texts, keys: Iterable[str], now: datetime) -> Program[None]:
+    """Give back what nothing was done with."""
+    yield texts("let_go", texts.consumer, microseconds(now), _list(keys))
+
+
+def give_up(texts: Texts, heads: Sequence[Head]) -> Program[None]:
+    """Wait for missing numbers no longer in silence."""
+    yield texts("give_up", texts.consumer, _list(head.line for head in heads))
+
+
+def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | None]:
+    """Count a try before it; give how many failed before, or None if there is nothing to try."""
+    if received.parked:
+        rows = yield texts("try_held", texts.consumer, received.key, microseconds(now + HOLD))
+    else:
+        row = _row(texts, received, now, Place("suspect", None, None), 1)
+        rows = yield texts("suspect", *row, line_text(received.line))
+    return rows[0][0] if rows else None
+
+
+def store(texts: Texts, arrived: Sequence[Received], now: datetime) -> Program[None]:
+    """Keep aside what has arrived, unless it is known."""
+    rows = [_row(texts, received, now, Place("stored", line_text(received.line), None), 0) for received in arrived]
+    yield texts.many("store", rows)
+
+
+def park(
+    texts: Texts, settlements: Sequence[Settlement[Received]], now: datetime, *, unordered: bool = False
+) -> Program[None]:
+    """Keep aside what failed and what waits behind it, durably, each under its key. If `unordered`, one that came too
+    early only waits."""
+    new: list[Sequence[Any]] = []
+    committed: list[Sequence[Any]] = []
+    again: list[Sequence[Any]] = []
+    waiting: list[str] = []
+    for received, verdict in settlements:
+        place = _place(received, verdict, unordered=unordered)
+        attempts = received.attempts + (place.error is not None and received.numbering is None)
+        if not received.parked:
+            row = _row(texts, received, now, place, attempts)
+            (committed if received.committed else new).append(row)
+        elif place.error is None:
+            waiting.append(received.key)
+        else:
+            state, line, due, error = place
+            numbering = received.numbering
+            again.append((texts.consumer, received.key, state, line, due, attempts, error, received.trace, numbering))
+    for name, rows in (("park", new), ("park_committed", committed), ("park_again", again)):
+        if rows:
+            yield texts.many(name, rows)
+    if waiting:
+        yield from let_go(texts, waiting, now)
+
+
+class Place(NamedTuple):
+    """How an event stands in the parking lot: state, the line that it blocks, when it is due, why it is there."""
+
+    state: str
+    line: str | None
+    due_at: int | None
+    error: str | None = None
+
+
+def _place(received: Received, verdict: Settled, *, unordered: bool) -> Place:
+    line = line_text(received.line)
+    if isinstance(verdict, RetryAt):
+        return Place("retrying", line, microseconds(verdict.at), verdict.error)
+    if isinstance(verdict, Dead):
+        waits = received.numbering == "gap" and unordered
+        return Place("blocked" if waits else "dead", line if verdict.blocks else None, None, verdict.error)
+    return Place("blocked", line, None)
+
+
+def _row(texts: Texts, received: Received, now: datetime, place: Place, attempts: int) -> tuple[Any, ...]:
+    message = received.delivery.message
+    state, line, due, error = place
+    head = (texts.consumer, received.key, state, line, due, attempts, error, received.trace, microseconds(now))
+    headers = json.dumps(dict(message.headers), default=str)  # in ASCII: a lone surrogate could not be stored otherwise
+    wire_key = None if message.key is None else sayable(message.key)
+    wire = (message.topic, wire_key, headers, message.body)
+    return (*head, *wire, *received.aggregate, received.type, received.number, received.numbering)
+
+
+def _list(texts: Iterable[str]) -> str:
+    return json.dumps(list(texts))

@@ -1,0 +1,160 @@
+"""Store first, handle later: what arrives is kept and acknowledged at once; the rules are the same."""
+
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pillarbox.core.event import Event
+from pillarbox.core.message import Delivery
+from pillarbox.errors import Reject
+from pillarbox.telemetry.hooks import Facts, Moment
+from tests.unit.consumer_bench import ConsumerBench, Deliveries, message
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class StoreBench(ConsumerBench):
+    """A bench whose consumer stores first."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.failing: dict[int, BaseException] = {}
+        self.deadly: Moment | None = None
+
+        @self.inbox.handler("OrderPlaced")
+        def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
+            connection.execute("INSERT INTO effects VALUES (?)", [event.payload["n"]])
+            if event.payload["n"] in self.failing:
+                raise self.failing[event.payload["n"]]
+
+        self.on = self._die
+
+    def _die(self, moment: Moment, facts: Facts) -> None:
+        if moment is self.deadly:
+            raise Killed
+
+    async def take(self, *deliveries: Delivery) -> Deliveries:
+        subscriber = Deliveries(*deliveries)
+        try:
+            await self.consume(open_subscriber=lambda: subscriber, stores=True)
+        except Killed:
+            assert self.deadly
+        return subscriber
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[StoreBench]:
+    bench = StoreBench(tmp_path)
+    yield bench
+    bench.close()
+
+
+async def test_everything_is_handled_once_and_in_order_and_nothing_is_left(bench: StoreBench) -> None:
+    bench.publish(*(message(n, str(n % 7)) for n in range(300)), *(message(n, str(n % 7)) for n in range(0, 300, 5)))
+    assert await bench.consume(stores=True) == 300
+    for order in range(7):
+        assert [n for n in bench.applied() if n % 7 == order] == list(range(order, 300, 7))
+    assert len(bench.applied()) == 300
+    assert bench.parked() == []
+    assert bench.unacknowledged() == 0
+
+
+async def test_it_is_acknowledged_before_it_is_handled(bench: StoreBench) -> None:
+    bench.deadly = Moment.MARKED
+    subscriber = await bench.take(Delivery(message(1)), Delivery(message(2, "8")))
+    assert len(subscriber.acknowledged) == 2
+    assert bench.applied() == []
+    assert {state for _, state, _ in bench.parked()} == {"held"}
+
+
+async def test_nothing_is_acknowledged_that_was_not_stored(bench: StoreBench) -> None:
+    bench.db.execute("ALTER TABLE pillarbox_inbox_parked RENAME TO away")
+    subscriber = Deliveries(Delivery(message(1)))
+    with pytest.raises(Exception, match="inbox_parked"):
+        await bench.consume(open_subscriber=lambda: subscriber, stores=True)
+    assert subscriber.acknowledged == []
+
+
+async def test_one_that_was_stored_and_not_acknowledged_is_a_copy(bench: StoreBench) -> None:
+    bench.deadly = Moment.STORED
+    subscriber = await bench.take(Delivery(message(1)), Delivery(message(2)))
+    assert subscriber.acknowledged == []
+    assert bench.parked() == [("1", "stored", 0), ("2", "stored", 0)]
+    bench.deadly = None
+    await bench.take(*(Delivery(message(n), redelivered=True) for n in (1, 2, 3)))
+    assert bench.applied() == [1, 2, 3]
+
+
+async def test_one_that_fails_is_tried_again_and_its_followers_wait(bench: StoreBench) -> None:
+    bench.failing[2] = ValueError("no")
+    await bench.take(*(Delivery(message(n)) for n in (1, 2, 3)), Delivery(message(4, "8")))
+    assert sorted(bench.applied()) == [1, 4]
+    assert bench.parked() == [("2", "retrying", 1), ("3", "blocked", 0)]
+    await bench.take(Delivery(message(5)))
+    assert bench.parked() == [("2", "retrying", 1), ("3", "blocked", 0), ("5", "stored", 0)]
+    bench.failing.clear()
+    bench.clock.advance(1)
+    await bench.take()
+    assert bench.applied()[-3:] == [2, 3, 5]
+
+
+async def test_a_dead_letter_holds_its_aggregate(bench: StoreBench) -> None:
+    bench.failing[1] = Reject("no")
+    await bench.take(*(Delivery(message(n)) for n in (1, 2)), Delivery(message(3, "8")))
+    assert bench.applied() == [3]
+    assert bench.parked() == [("1", "dead", 1), ("2", "blocked", 0)]
+
+
+async def test_one_that_kills_its_process_is_dead_after_its_retries(bench: StoreBench) -> None:
+    bench.deadly = Moment.HANDLED
+    await bench.take(Delivery(message(1)))
+    for deaths in (1, 2):
+        bench.clock.advance(2)
+        await bench.take()
+        assert bench.parked() == [("1", "held", deaths)]
+    bench.clock.advance(2)
+    await bench.take()
+    assert bench.parked() == [("1", "dead", 3)]
+    assert "crashed the consumer" in bench.column("last_error")
+
+
+async def test_those_that_waited_when_their_process_was_killed_by_another_are_not_counted(bench: StoreBench) -> None:
+    bench.deadly = Moment.HANDLED
+    await bench.take(Delivery(message(1)), Delivery(message(2)), Delivery(message(3, "8")))
+    bench.deadly = None
+    bench.clock.advance(2)
+    await bench.take()
+    assert sorted(bench.applied()) == [1, 2, 3]
+
+
+async def test_a_consumer_that_stops_gives_back_what_it_has_not_begun(bench: StoreBench) -> None:
+    consumer = bench.consumer(stores=True)
+    bench.on = lambda moment, facts: consumer.stop() if moment is Moment.MARKED else None
+    bench.publish(*(message(n) for n in range(5)))
+    await consumer.run()
+    done = len(bench.applied())
+    assert 1 <= done < 5
+    assert bench.parked() == [(str(n), "blocked", 0) for n in range(done, 5)]
+    bench.on = lambda moment, facts: None
+    await bench.consume(stores=True)
+    assert bench.applied() == [0, 1, 2, 3, 4]
+
+
+async def test_what_is_stored_is_handled_before_what_arrives_in_the_other_mode(bench: StoreBench) -> None:
+    bench.deadly = Moment.STORED
+    await bench.take(*(Delivery(message(n)) for n in (1, 2)))
+    bench.deadly = None
+    subscriber = Deliveries(Delivery(message(3)), Delivery(message(4, "8")))
+    await bench.consume(open_subscriber=lambda: subscriber)
+    assert [n for n in bench.applied() if n != 4] == [1, 2, 3]
+
+
+async def test_types_without_a_handler_are_not_stored(bench: StoreBench) -> None:
+    subscriber = await bench.take(Delivery(message(1, type="OrderSeen")), Delivery(message(2)))
+    assert bench.applied() == [2]
+    assert len(subscriber.acknowledged) == 2
