@@ -5,6 +5,7 @@ from benchmarks.postgres.drain import rows as drain_rows
 from benchmarks.postgres.latency import rows as latency_rows
 from benchmarks.postgres.programs import idle_rows, takeover_rows
 from benchmarks.postgres.reading import rows as reading_rows
+from benchmarks.postgres.receiving import rows as receiving_rows
 from benchmarks.postgres.shop import durable_server
 from benchmarks.postgres.writing import rows as writing_rows
 
@@ -15,6 +16,7 @@ __all__ = [
     "idle_rows",
     "latency_rows",
     "reading_rows",
+    "receiving_rows",
     "takeover_rows",
     "writing_rows",
 ]

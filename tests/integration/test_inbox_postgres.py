@@ -209,7 +209,7 @@ async def test_what_is_being_handled_is_not_parked(bench: Bench) -> None:
     inbox = bench.inbox(lambda event: [RuntimeError("no")])
     bench.broker.receive([message(1)])
     with psycopg.connect(bench.url) as other:
-        other.execute("SELECT pillarbox_receive('billing', %s, NULL, 'order', '7', NULL, false)", [id_of(1)])
+        other.execute("SELECT pillarbox_receive('billing', %s, NULL, 'order', '7', NULL, false, NULL)", [id_of(1)])
         consuming = asyncio.create_task(bench.consume(inbox))
         done, _ = await asyncio.wait({consuming}, timeout=0.3)
         assert not done, "it did not wait for the one that is at work"

@@ -45,7 +45,7 @@ class Billing:
         )
 
     def waiting(self) -> int:
-        sql = "SELECT count(*) FROM pillarbox_inbox_parked WHERE state IN ('retrying', 'blocked', 'dead')"
+        sql = "SELECT count(*) FROM pillarbox_inbox_parked WHERE state NOT IN ('handled', 'dropped')"
         return int(self.connection.execute(sql).fetchone()[0])
 
 
@@ -57,7 +57,7 @@ class ConsumerLife(Life):
         self._subscriber = world.broker.subscriber("billing", world.topics)
         self.daemon = Consumer(
             SimulatedInbox(self), lambda: world.parts.subscriber(self, self._subscriber), POLICY, 4, Topics(),
-            world.clock, Hooks(self.hear), chance=world.random.random,
+            world.clock, Hooks(self.hear), chance=world.random.random, stores=world.stores,
         )  # fmt: skip
 
     def die(self) -> None:
@@ -103,7 +103,7 @@ class SimulatedInbox:
         self.handlers = Handlers("billing", takes_async=True)
         self.texts = texts_of("billing", "sqlite", "?", "pillarbox_")
         for topic in life.world.topics:
-            self.handlers.register(topic, self._bill)
+            self.handlers.register(topic, self._bill, batch=life.world.batch)
 
     async def _bill(self, connection: sqlite3.Connection, event: Event[Any]) -> None:
         connection.execute("INSERT INTO effects (event_id) VALUES (?)", [str(event.id)])

@@ -34,7 +34,8 @@ TOPIC_FAILURES: dict[str, Callable[[str], PublishError]] = {
 WHILE_HELD = ("crash", "pause", "lost lease", "store error", "lost answer", "broker", "operator")
 """What else must have struck while a relay held a topic."""
 CONSUMER_MOMENTS = (
-    Moment.DELIVERED, Moment.MARKED, Moment.HANDLED, Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED,
+    Moment.DELIVERED,
+    Moment.STORED, Moment.MARKED, Moment.HANDLED, Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED,
 )  # fmt: skip
 
 

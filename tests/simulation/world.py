@@ -77,6 +77,9 @@ class World:
         self.travelling: set[asyncio.Task[None]] = set()
         """Sends on their way to the broker, also of those who are dead by now."""
         self._topics_random = random.Random(f"topics of {seed}")  # so that older seeds stay the worlds they were
+        modes = random.Random(f"consumers of {seed}")
+        self.stores, self.batch = modes.random() < 0.4, modes.random() < 0.4
+        """Consumers store first; their handlers let events share a transaction."""
         self._failing: dict[str, tuple[float, str]] = {}
         self.poison: set[str] = set()
         self._outbox = MemoryOutbox(topic="{event_type}")

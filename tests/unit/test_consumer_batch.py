@@ -11,7 +11,7 @@ import pytest
 from pillarbox.core.event import Event
 from pillarbox.errors import Reject
 from pillarbox.telemetry.hooks import Moment
-from tests.unit.consumer_bench import SKIP, ConsumerBench, message
+from tests.unit.consumer_bench import SKIP, ConsumerBench, id_of, message
 
 
 class BatchBench(ConsumerBench):
@@ -116,6 +116,27 @@ async def test_one_that_commits_by_itself_and_fails_is_dead_and_nothing_else_is_
     [(number, state, _)] = bench.parked()
     assert (number, state) == ("2", "dead")
     assert "committed by itself" in bench.column("last_error", 2)
+
+
+async def test_behind_one_that_commits_by_itself_nothing_goes_on_in_a_transaction_that_is_over(
+    bench: BatchBench,
+) -> None:
+    """If the row of the next one were written outside a transaction, a death before its handler would lose it."""
+    outside: list[int] = []
+    bench.inbox._opener = lambda: sqlite3.connect(bench.path, isolation_level=None)
+
+    def act(connection: sqlite3.Connection, n: int) -> None:
+        if n == 2:
+            connection.commit()
+        rows = bench.db.execute("SELECT count(*) FROM pillarbox_inbox WHERE event_id = ?", [id_of(n)]).fetchone()
+        if n != 2 and rows != (0,):
+            outside.append(n)
+
+    bench.act = act
+    bench.publish(*(message(n, str(n)) for n in range(1, 6)))
+    await bench.consume()
+    assert sorted(bench.applied()) == [1, 2, 3, 4, 5]
+    assert outside == []
 
 
 async def test_one_that_rolls_back_takes_nobody_along(bench: BatchBench) -> None:

@@ -135,14 +135,14 @@ async def test_those_that_waited_when_their_process_was_killed_by_another_are_no
 async def test_a_consumer_that_stops_gives_back_what_it_has_not_begun(bench: StoreBench) -> None:
     consumer = bench.consumer(stores=True)
     bench.on = lambda moment, facts: consumer.stop() if moment is Moment.MARKED else None
-    bench.publish(*(message(n) for n in range(5)))
+    bench.publish(*(message(n) for n in range(900)))
     await consumer.run()
     done = len(bench.applied())
-    assert 1 <= done < 5
-    assert bench.parked() == [(str(n), "blocked", 0) for n in range(done, 5)]
+    assert 1 <= done < 900
+    assert bench.parked() == [(str(n), "blocked", 0) for n in range(done, 900)]
     bench.on = lambda moment, facts: None
     await bench.consume(stores=True)
-    assert bench.applied() == [0, 1, 2, 3, 4]
+    assert bench.applied() == list(range(900))
 
 
 async def test_what_is_stored_is_handled_before_what_arrives_in_the_other_mode(bench: StoreBench) -> None:

@@ -3,10 +3,12 @@
 import asyncio
 import reprlib
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from heapq import heappop, heappush
 from typing import NamedTuple, TypeVar
 
 from pillarbox.core.postgres_facts import StoreConflict
@@ -30,7 +32,7 @@ from pillarbox.inbox.outage import Outage
 from pillarbox.inbox.programs import Reception
 from pillarbox.inbox.received import Received
 from pillarbox.inbox.steps import Program
-from pillarbox.inbox.workers import BOOKS, Receiver, performers
+from pillarbox.inbox.workers import BOOKS, Receiver, Threads, performers
 from pillarbox.ports import Clock
 from pillarbox.telemetry.hooks import Hooks, Moment
 
@@ -43,6 +45,8 @@ CONFLICT = 0.05
 """How many seconds at most a transaction waits that was in another one's way."""
 TOGETHER = 100
 """How many events share a transaction at most, where their handlers allow it."""
+STRETCH = 0.02
+"""How many seconds a worker's thread goes on by itself; whoever else needs the thread waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,34 @@ class Running(NamedTuple):
     tell_at: float
 
 
+class Waiting:
+    """What waits for a worker: for each line what is ready of it, the oldest first. Tasks and threads take from it."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, list[Taken]]] = []
+        self._there = asyncio.Event()
+
+    def put(self, groups: Iterable[list[Taken]]) -> None:
+        """Let these wait."""
+        for group in groups:
+            heappush(self._heap, (group[0][0], group))
+            self._there.set()
+
+    def take(self) -> list[Taken] | None:
+        """Give the oldest, if there is one. From any thread: nothing here lets another thread in between."""
+        try:
+            return heappop(self._heap)[1]
+        except IndexError:
+            return None
+
+    async def wait(self) -> list[Taken]:
+        """Give the oldest, as soon as there is one."""
+        while (taken := self.take()) is None:
+            self._there.clear()
+            await self._there.wait()
+        return taken
+
+
 class Handling:
     """Workers that call handlers. `blocked` is the consumer's set of blocked lines; a worker may find another one."""
 
@@ -79,8 +111,11 @@ class Handling:
         self._performers = performers(inbox, self._workers)
         # The oldest first: what has failed can be parked, and the rest acknowledged, once all before it is done.
         # What is ready of one line stands together: one worker does it, in its order.
-        self._queue: asyncio.PriorityQueue[tuple[int, list[Taken]]] = asyncio.PriorityQueue()
+        self._queue = Waiting()
         self._stopping = False
+        self._loop = asyncio.get_running_loop()
+        self._done: deque[tuple[int, Received, Reception]] = deque()
+        """What threads have handled; collected with the answers."""
         self._answers: list[tuple[int, Verdict]] = []
         self._running: dict[int, Running] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,20 +139,25 @@ class Handling:
     def give(self, ready: Iterable[Taken]) -> None:
         """Hand over what may be handled now."""
         lines: dict[Line, list[Taken]] = {}
+        groups: list[list[Taken]] = []
         for one in ready:
             line = one[1].line
             if line is not None and line in lines:
                 lines[line].append(one)
                 continue
-            taken = [one]
+            groups.append([one])
             if line is not None:
-                lines[line] = taken
-            self._queue.put_nowait((one[0], taken))
+                lines[line] = groups[-1]
+        self._queue.put(groups)
 
     def answers(self) -> list[tuple[int, Verdict]]:
         """Collect the verdicts since the last call; raise what no daemon can go on after."""
         self.check()
         self.answered.clear()
+        while self._done:
+            ticket, received, reception = self._done.popleft()
+            self._answers.append((ticket, self._received(received, reception)))
+            self.store.over()
         answers, self._answers = self._answers, []
         return answers
 
@@ -134,8 +174,8 @@ class Handling:
     def drain(self) -> None:
         """Take back what no worker has begun."""
         self._stopping = True
-        while not self._queue.empty():
-            for ticket, _ in self._queue.get_nowait()[1]:
+        while taken := self._queue.take():
+            for ticket, _ in taken:
                 self._answer(ticket, STOPS)
 
     async def books(self, program: Program[R], *, reading: bool = False) -> R:
@@ -158,14 +198,44 @@ class Handling:
 
     async def _work(self, worker: int) -> None:
         while True:
-            _, taken = await self._queue.get()
-            while len(taken) < TOGETHER and self._shares(taken[-1][1]) and not self._queue.empty():
-                taken += self._queue.get_nowait()[1]
+            taken, error = await self._queue.wait(), None
+            while len(taken) < TOGETHER and self._shares(taken[-1][1]) and (more := self._queue.take()):
+                taken += more
+            if isinstance(self._performers, Threads) and self._is_plain(taken[0][1]):
+                taken, error = await self._performers.run(worker, partial(self._stretch, worker, taken))
+                self.answered.set()
             stopped: set[Line] = set()
             for together in self._divide(taken):
                 alone = len(together) == 1 or any(received.line in stopped for _, received in together)
-                if alone or not await self._all_at_once(worker, together):
-                    await self._one_by_one(worker, together, stopped)
+                if alone or error or not await self._all_at_once(worker, together):
+                    await self._one_by_one(worker, together, stopped, error)
+                error = None
+
+    def _stretch(self, worker: int, taken: list[Taken]) -> tuple[list[Taken], BaseException | None]:
+        """Handle what is plain, in this thread, as long as all goes well and there is more: a way to the loop and back
+        takes longer than many a handler. Give what is left of the last group, and why its first one is not done."""
+        ends = self._loop.time() + STRETCH
+        while True:
+            for place, (ticket, received) in enumerate(taken):
+                if self._stopping or not self._is_plain(received):
+                    return taken[place:], None
+                self._begin(worker, received)
+                try:
+                    reception = self._inbox.perform(programs.receive(self._inbox.texts, received, self._means()))
+                    self._tell_committed(received, reception)  # type: ignore[arg-type]
+                except BaseException as error:  # noqa: BLE001 - judged where it can be told
+                    return taken[place:], error
+                finally:
+                    del self._running[worker]
+                self._done.append((ticket, received, reception))  # type: ignore[arg-type]
+            more = self._queue.take() if self._loop.time() < ends else None
+            if not more:
+                return [], None
+            taken = more
+
+    def _is_plain(self, received: Received) -> bool:
+        """Say whether there is nothing to it but its handler, in a transaction of its own."""
+        return received.handled and not (received.hopeless or received.suspicious or self._shares(received))
 
     def _divide(self, taken: Sequence[Taken]) -> Iterator[list[Taken]]:
         """Divide what one worker has taken into transactions, in order."""
@@ -175,7 +245,8 @@ class Handling:
                 yield together
                 together = []
             together.append(one)
-        yield together
+        if together:
+            yield together
 
     def _shares(self, received: Received) -> bool:
         """Say whether it may share a transaction: nobody shares one with an event that may kill its process."""
@@ -205,11 +276,16 @@ class Handling:
             self._answer(ticket, self._received(received, reception))
         return True
 
-    async def _one_by_one(self, worker: int, taken: Sequence[Taken], stopped: set[Line]) -> None:
-        """Handle events each in its own transaction; behind one that is not done, nothing of its line is tried."""
+    async def _one_by_one(
+        self, worker: int, taken: Sequence[Taken], stopped: set[Line], error: BaseException | None = None
+    ) -> None:
+        """Handle events each in its own transaction; behind one that is not done, nothing of its line is tried. If
+        there is an error, the first one has been tried already."""
         for ticket, received in taken:
             verdict: Verdict = STOPS
-            if not (self._stopping or received.line in stopped):
+            if error is not None:
+                verdict, error = await self._verdict(worker, received, error), None
+            elif not (self._stopping or received.line in stopped):
                 self._begin(worker, received)
                 verdict = await self._verdict(worker, received)
                 del self._running[worker]
@@ -218,7 +294,7 @@ class Handling:
             self._answer(ticket, verdict)
 
     def _begin(self, worker: int, received: Received) -> None:
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         self._running[worker] = Running(received, now, now + SLOW_AFTER)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -231,8 +307,11 @@ class Handling:
         self._answers.append((ticket, verdict))
         self.answered.set()
 
-    async def _verdict(self, worker: int, received: Received) -> Verdict:
+    async def _verdict(self, worker: int, received: Received, error: BaseException | None = None) -> Verdict:
+        """Handle an event, unless there is an error already; say what has become of it."""
         try:
+            if error is not None:
+                raise error
             reception = await self._receive(worker, received)
         except StoreConflict as error:
             await asyncio.sleep(CONFLICT * self._rules.chance())  # so that the two do not meet again at once
@@ -274,9 +353,12 @@ class Handling:
             deaths, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
             raise Reject(f"crashed the consumer: its process died {deaths} times while this was handled")
         reception = await self._perform(worker, programs.receive(self._inbox.texts, received, self._means()))
+        self._tell_committed(received, reception)
+        return reception
+
+    def _tell_committed(self, received: Received, reception: Reception) -> None:
         if reception is Reception.HANDLED:
             self._hooks.reach(Moment.COMMITTED, type=received.type, event_id=received.key)
-        return reception
 
     def _means(self) -> programs.Means:
         now, kept = self._clock.now(), self._rules.remembers

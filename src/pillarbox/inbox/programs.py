@@ -26,6 +26,7 @@ from pillarbox.inbox.steps import Call, ClosedByHandler, Program
 from pillarbox.telemetry.hooks import Moment
 
 PATIENCE = 5
+_ENDED = "a handler has ended the transaction that its event shared with others"
 LONGEST_TRACE = 16_000
 
 
@@ -71,17 +72,11 @@ def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Progra
 
 
 class Shared:
-    """What is known of a transaction that several events share. Where it has a number, the next event's row tells
-    whether the handler before has ended it, so that nobody asks but after the last one."""
+    """What is known of a transaction that several events share. Where it has a number, whoever comes next sees whether
+    the handler before has ended it; nobody else asks but after the last one."""
 
     is_last = True
     number: object = None
-
-    def go_on(self, number: object) -> None:
-        """Refuse to go on in another transaction than the one in which it began."""
-        if self.number is not None and number != self.number:
-            raise HandlerFailed("a handler has ended the transaction that its event shared with others")
-        self.number = number
 
 
 def receive(texts: Texts, received: Received, means: Means, shared: Shared | None = None) -> Program[Reception]:
@@ -89,19 +84,24 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
     consumer, key = texts.consumer, received.key
     handler = means.handlers[received.type]
     event = decode(received.for_handler, lambda _: handler.model)
+    within = shared.number if shared is not None and "mark" not in texts else None
     if received.parked:
+        if within is not None and (yield from _ended(texts, handler, within)):
+            raise HandlerFailed(_ENDED)
         fresh = yield texts("first_time", consumer, key)
     else:
-        its = (line_text(received.line), *received.aggregate, received.number, means.unordered)
+        its = (line_text(received.line), *received.aggregate, received.number, means.unordered, within)
         fresh = yield texts("receive", consumer, key, *its)
         if not fresh:
             return (yield from _why_not(texts, key))
+        if not fresh[0][0]:
+            raise HandlerFailed(_ENDED)
     is_new = bool(fresh)
     if fresh and received.number is not None and (received.parked or not fresh[0][1]):
         is_new = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
     if is_new:
         if shared is not None:
-            shared.go_on(fresh[0][0])
+            shared.number = fresh[0][0]
         means.reach(Moment.MARKED, received)
         trusting = shared is not None and not shared.is_last and "mark" not in texts
         value, committed = yield from _handle(
@@ -109,6 +109,8 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
         )
         if committed:
             means.tell(Moment.HANDLER_COMMITTED, received, handler, None)
+            if shared is not None and not shared.is_last:
+                raise HandlerFailed(_ENDED)  # what follows would be outside any transaction
         if value is not None:
             means.tell(Moment.HANDLER_RETURNED, received, handler, value)
         means.reach(Moment.HANDLED, received)

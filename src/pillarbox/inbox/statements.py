@@ -139,7 +139,7 @@ _BOTH = {
 _SQLITE = {
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
-    # …, line, aggregate, number, from one → a row unless it is a copy, is parked, or its line is blocked: the
+    # …, line, aggregate, number, from one, within → a row unless it is a copy, is parked, or its line is blocked: the
     # transaction's number, if there is one, and whether the event's number was the next one, if that was seen
     "receive": (
         "INSERT INTO {p}inbox (consumer, event_id) SELECT $1, $2"
@@ -178,8 +178,8 @@ _POSTGRES = {
         " RETURNING pg_current_xact_id()::text"
     ),
     "receive": (
-        "SELECT its, counted FROM {p}receive($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean)"
-        " WHERE its IS NOT NULL"
+        "SELECT its, counted FROM {p}receive($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean,"
+        " $8::text) WHERE its IS NOT NULL"
     ),
     "count": "SELECT 1 WHERE {p}count_received($1::text, $2::text, $3::text, $4::bigint, $5::boolean)",
     # One consumer's processes take things out of the parking lot one after the other.

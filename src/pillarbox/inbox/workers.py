@@ -6,7 +6,9 @@ whoever writes waits here for the others: at the database they would wait by sle
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pillarbox.inbox.inbox import Handlers
@@ -76,8 +78,11 @@ class Threads:
     async def perform(self, worker: int, program: Program[R], *, reading: bool = False) -> R:
         if self._inbox.most_workers == 1 and not reading:
             worker = 0
-        work = self._threads[worker].submit(self._inbox.perform, program, reading=reading)
-        self._last[worker] = work
+        return await self.run(worker, partial(self._inbox.perform, program, reading=reading))
+
+    async def run(self, worker: int, function: Callable[[], R]) -> R:
+        """Call a function in a worker's thread."""
+        work = self._last[worker] = self._threads[worker].submit(function)
         return await asyncio.wrap_future(work)
 
     async def close(self) -> None:

@@ -5,14 +5,19 @@
 -- itself reports a conflict, and the transaction is tried again).
 
 -- Write the inbox row of an event, unless it is there, stands in the parking lot, or its line is blocked; and count its
--- number, if that is the next one of its aggregate. Gives the transaction's number if the row was written.
+-- number, if that is the next one of its aggregate. Gives the transaction's number if the row was written. Somebody who
+-- has begun a transaction names it (_within): if it is over, nothing is written, and its number is ''.
 CREATE FUNCTION {p}receive(
     _consumer text, _event_id text, _line text, _aggregate_type text, _aggregate_id text, _number bigint,
-    _from_one boolean, OUT its text, OUT counted boolean)
+    _from_one boolean, _within text, OUT its text, OUT counted boolean)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
+    IF _within IS NOT NULL AND pg_current_xact_id_if_assigned()::text IS DISTINCT FROM _within THEN
+        its := '';
+        RETURN;
+    END IF;
     INSERT INTO {p}inbox (consumer, event_id) VALUES (_consumer, _event_id) ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RETURN;
