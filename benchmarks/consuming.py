@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import shop
-from benchmarks.measure import Progress, Row, in_turns, one_after_the_other
+from benchmarks.measure import Goal, Progress, Row, in_turns, one_after_the_other
 from pillarbox import Event
 from pillarbox.dbapi import Inbox
 from pillarbox.telemetry.hooks import Hooks
@@ -20,8 +20,12 @@ DEADLINE = 300.0
 
 def rows(place: Path, quick: bool, tell: Progress) -> list[Row]:
     count = 300 if quick else 3_000
-    both = one_after_the_other(lambda at: _consumer(at, count), lambda at: _plain(at, count))
-    return [in_turns("consume through the inbox", "events/s", both, place, tell)]
+    alone = one_after_the_other(lambda at: _consumer(at, count), lambda at: _plain(at, count))
+    shared = one_after_the_other(lambda at: _consumer(at, count, batch=True), lambda at: _consumer(at, count))
+    return [
+        in_turns("consume through the inbox, beside no inbox", "events/s", alone, place, tell, Goal(">=", 0.6)),
+        in_turns("consume with batch=True, beside one per transaction", "events/s", shared, place, tell, Goal(">=", 5)),
+    ]
 
 
 def _prepare(at: Path, count: int) -> Path:
@@ -38,14 +42,14 @@ def _prepare(at: Path, count: int) -> Path:
     return broker
 
 
-def _consumer(at: Path, count: int) -> float:
+def _consumer(at: Path, count: int, *, batch: bool = False) -> float:
     broker, done = _prepare(at, count), asyncio.Event()
     inbox, handled = Inbox("billing", lambda: shop.connect(at / "billing.db")), 0
 
     async def consume() -> float:
         loop = asyncio.get_running_loop()
 
-        @inbox.handler("OrderPlaced")
+        @inbox.handler("OrderPlaced", batch=batch)
         def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
             nonlocal handled
             connection.execute(INVOICE, (event.payload["order_id"], event.payload["total"]))
