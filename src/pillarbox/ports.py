@@ -255,8 +255,11 @@ class Records(Protocol):
     async def drop(self, query: Query) -> int:
         """Forget dead events for good; their followers go on. They stay visible as dropped. How many."""
 
-    async def replay(self, query: Query) -> int:
-        """Publish events again that were published, with the same ids, in log order, outside the lines. How many."""
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        """Publish events again that were published, with the same ids, in log order, outside the lines. How many.
+
+        All of them or none. `again` is the id of a replay: it goes along with every message, so that handlers which
+        ask for replays handle the event once more for each such id. Without one, a message is a copy to everybody."""
 
     async def prune(self, retention: Retention) -> int:
         """Delete one bounded batch of what has been settled for long enough; 0 when there is nothing left to do."""

@@ -39,6 +39,7 @@ PLANNED = [
     "relay once",
     "relay run",
     "relay watch",
+    "replay",
     "resume",
     "source log",
     "source slot",

@@ -138,6 +138,19 @@ async def test_a_second_pause_changes_nothing_and_gives_the_first(admin: Admin) 
     assert await admin.pauses() == [first]
 
 
+async def test_whatever_is_replayed_again_has_one_id_and_no_two_replays_have_the_same(
+    admin: Admin, settings: Settings
+) -> None:
+    add(settings, order())
+    await Relay(settings).run_once()
+    first, second = await admin.replay_again(Query()), await admin.replay_again(Query())
+    assert (first.events, second.events) == (1, 1)
+    assert first.id != second.id
+    messages: list[Message] = []
+    await Relay(settings, publish=messages.extend).run_once()
+    assert [message.headers["pillarbox-replay"] for message in messages] == [first.id, second.id]
+
+
 async def test_a_published_event_is_replayed_with_its_id(admin: Admin, settings: Settings) -> None:
     (id,) = add(settings, order())
     await Relay(settings).run_once()

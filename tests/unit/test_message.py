@@ -166,6 +166,21 @@ def test_a_delivery_knows_its_topic_and_its_replay() -> None:
     assert Delivery(Message("t", None, {}, b"")).replay is None
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_id_of_a_replay_comes_out_on_the_other_side(format: str) -> None:
+    replayed, first = (encode(order(replay=id), 1, format) for id in ("20260131-120000-0a1b2c", ""))
+    assert Delivery(replayed).replay == "20260131-120000-0a1b2c"
+    assert decode(Delivery(replayed)).headers == decode(Delivery(first)).headers
+    assert REPLAY_HEADER not in first.headers
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_no_event_can_pose_as_a_replay(format: str) -> None:
+    posing = order(headers='{"pillarbox-replay": "mine", "Pillarbox-Replay": "mine"}')
+    assert Delivery(encode(posing, 1, format)).replay is None
+    assert Delivery(encode(posing._replace(replay="r1"), 1, format)).replay == "r1"
+
+
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 names = text.filter(
     lambda name: (

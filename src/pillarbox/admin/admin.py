@@ -1,5 +1,6 @@
 """Admin: everything an operator sees and does, on one store. The command line and the dashboard only show it."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -49,6 +50,13 @@ class Report(NamedTuple):
     @property
     def healthy(self) -> bool:
         return not any(finding.severity == "problem" for finding in self.findings)
+
+
+class Replayed(NamedTuple):
+    """What `replay --again` has done: the id under which it goes, and how many events."""
+
+    id: str
+    events: int
 
 
 class Admin:
@@ -147,8 +155,13 @@ class Admin:
         return await self._store.drop(query)
 
     async def replay(self, query: Query) -> int:
-        """Publish again what was published."""
+        """Publish again what was published; to those who had it, it is a copy."""
         return await self._store.replay(query)
+
+    async def replay_again(self, query: Query) -> Replayed:
+        """Publish again what was published; handlers that ask for replays handle it once more."""
+        id = f"{self._clock.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+        return Replayed(id, await self._store.replay(query, id))
 
     async def prunable(self, retention: Retention) -> tuple[int, bool]:
         """Count the events that are settled for long enough, up to COUNTED + 1; and whether it may be fewer.

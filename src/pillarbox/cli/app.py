@@ -19,6 +19,7 @@ from pillarbox.cli import (
     migrate,
     prune,
     relay,
+    replay,
     source,
     status,
     topics,
@@ -49,6 +50,7 @@ app.command("resume")(topics.resume)
 app.command("consume")(consume.consume)
 app.add_typer(events.app, name="events")
 app.add_typer(dead.app, name="dead")
+app.command("replay")(replay.replay)
 app.command("prune")(prune.prune)
 app.command("adopt")(adopt.adopt)
 app.add_typer(connector.app, name="connector")

@@ -33,3 +33,5 @@ class Entry(NamedTuple):
     """It comes out of the parking lot, not out of the log."""
     ordered: bool = True
     """Parked outside the order (delayed, replayed): it holds nobody back and waits for nobody."""
+    replay: str = ""
+    """The id of the replay that sends it on purpose to handlers that had it; '' in normal life."""

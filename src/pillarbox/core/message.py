@@ -77,6 +77,8 @@ def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
             "".join((topic, *headers.values())).encode()
         if entry.headers:
             headers = _own_headers(entry) | headers
+        if entry.replay:
+            headers[REPLAY_HEADER] = entry.replay
     except UnicodeEncodeError as error:
         found = ascii(error.object[error.start : error.start + 20])
         raise EncodeError(f"event {ascii(entry.event_id)[1:-1]}: it has text that is no UTF-8: {found}") from error

@@ -80,7 +80,8 @@ class Parked:
     attempts: int
     last_error: str | None
     settled_at: datetime | None = None
-    replay: bool = False
+    replay: str | None = None
+    """Not None: it was published before; the id of the replay, or ''."""
 
     @property
     def active(self) -> bool:

@@ -106,15 +106,15 @@ class MemoryStore(MemorySource):
             row.state, row.settled_at = "dropped", self.database.clock.now()
         return self._audit("drop", len(rows))
 
-    async def replay(self, query: Query) -> int:
+    async def replay(self, query: Query, again: str | None = None) -> int:
         records = await self.find(query)
         wanted = {record.position for record in records if record.status == "published"}
         now = self.database.clock.now()
         for row in sorted(self.database.rows + self.database.archive, key=lambda row: row.entry.position):
             if row.entry.position in wanted:
                 number = len(self.database.parked) + 1
-                again = Parked(number, row.entry, row.lane, "delayed", None, now, 0, None, replay=True)
-                self.database.parked.append(again)
+                copy = Parked(number, row.entry, row.lane, "delayed", None, now, 0, None, replay=again or "")
+                self.database.parked.append(copy)
         return self._audit("replay", len(wanted))
 
     async def prune(self, retention: Retention) -> int:
@@ -179,7 +179,7 @@ class MemoryStore(MemorySource):
         return found
 
     def _is_replay(self, parked: Parked) -> bool:
-        return parked.replay and parked.state in ("delayed", "published", "dropped")
+        return parked.replay is not None and parked.state in ("delayed", "published", "dropped")
 
     def _status(self, row: Row) -> tuple[Status, datetime | None]:
         """Say how an event is, and since when if it is settled."""

@@ -353,7 +353,9 @@ class MemorySource:
         return rows if head.state == "blocked" else []
 
     def _out_of_the_lot(self, row: Parked) -> Entry:
-        return row.entry._replace(attempts=row.attempts, parked=True, ordered=row.line is not None)
+        return row.entry._replace(
+            attempts=row.attempts, parked=True, ordered=row.line is not None, replay=row.replay or ""
+        )
 
     def _row_of(self, entry: Entry) -> Parked | None:
         out = self._memory.parked_out

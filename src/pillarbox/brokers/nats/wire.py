@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import quote, unquote
 
-from pillarbox.core.message import Message, identity
+from pillarbox.core.message import REPLAY_HEADER, Message, identity
 from pillarbox.errors import DecodeError, PublishRejected
 
 KEY = "pillarbox-key"
@@ -35,7 +35,8 @@ def pack(message: Message, stream: str, largest: int) -> dict[str, str]:
     if message.key != _key_in(headers):
         _add_key(message.key, packed)
     if id := headers.get("id") or _id_of(message):
-        packed["Nats-Msg-Id"] = id
+        # The server drops what has an id that it had lately: what is sent again on purpose has one of its own.
+        packed["Nats-Msg-Id"] = f"{id}/{headers[REPLAY_HEADER]}" if REPLAY_HEADER in headers else id
     packed["Nats-Expected-Stream"] = stream
     # No character has more than four bytes, and hardly a message comes near.
     if len(message.body) + 4 * len(text) + ROOM_FOR_NAMES > largest or not plain:

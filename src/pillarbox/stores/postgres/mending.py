@@ -55,19 +55,24 @@ class Mending:
         )
         return int(count)
 
-    async def replay(self, connection: Connection, query: Query) -> int:
+    async def replay(self, connection: Connection, query: Query, again: str | None = None) -> int:
         """Park copies of published events, due now, outside the lines, in log order."""
         wanted = query.side == "outbox" and (not query.status or "published" in query.status)
         chosen = self._finder.chosen("id", query, ("published",)) if wanted else None
         [[count]] = await connection.run(
             f"WITH chosen AS MATERIALIZED ({chosen.sql if chosen else 'SELECT 0 AS id LIMIT 0'}),"
             f" copied AS (INSERT INTO {self._p}parked (state, due_at, replay, position, lane, {_EVENT})"
-            f" SELECT 'delayed', {self._p}now(), true, id, lane, {_EVENT} FROM ("
+            f" SELECT 'delayed', {self._p}now(), %s, id, lane, {_EVENT} FROM ("
             f"SELECT id, lane, {_EVENT} FROM {self._p}archive WHERE id = ANY (ARRAY(SELECT id FROM chosen)) UNION ALL"
             f" SELECT id, lane, {_EVENT} FROM {self._p}outbox WHERE id = ANY (ARRAY(SELECT id FROM chosen))) them"
             f" ORDER BY id RETURNING 1), {self._told}"
             f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM copied RETURNING count",
-            [*(chosen.parameters if chosen else []), user(), describe("replay", query)],
+            [
+                *(chosen.parameters if chosen else []),
+                again or "",
+                user(),
+                describe(f"replay again={again}" if again else "replay", query),
+            ],
         )
         return int(count)
 

@@ -216,15 +216,21 @@ class ParkingLot:
 
     async def _rows(self, connection: Connection, columns: str, where: str, *parameters: Any) -> list[Row]:
         found = await connection.run(
-            f"SELECT id, line, state, lane, attempts, position, {columns} FROM (SELECT *,"
+            f"SELECT id, line, state, lane, attempts, replay, position, {columns} FROM (SELECT *,"
             " sum(coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(body), 0))"
             " OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before"
             f" FROM (SELECT * FROM {self._p}parked WHERE {where}) chosen) it WHERE coalesce(bytes_before, 0) < {CHUNK}",
             parameters,
         )
         return [
-            Row(id, line, state, lane, entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None))
-            for id, line, state, lane, attempts, *row in found
+            Row(
+                id,
+                line,
+                state,
+                lane,
+                entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None, replay=replay or ""),
+            )
+            for id, line, state, lane, attempts, replay, *row in found
         ]
 
     def give(self, rows: Iterable[Row]) -> list[Entry]:

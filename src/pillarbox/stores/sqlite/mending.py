@@ -13,6 +13,8 @@ from pillarbox.stores.sqlite.connection import writing
 from pillarbox.stores.sqlite.records import Finder
 from pillarbox.stores.sqlite.rows import STORED, instant
 
+PAGE = 1_000
+
 
 class Mending:
     """Changes what becomes of events, beside running relays."""
@@ -41,7 +43,7 @@ class Mending:
             count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
             return self._audit(db, _describe("drop", query), count)
 
-    def replay(self, db: sqlite3.Connection, query: Query) -> int:
+    def replay(self, db: sqlite3.Connection, query: Query, again: str | None) -> int:
         """Park copies of published events, due now, outside the lines, in log order."""
         now = self._now()
         with writing(db):
@@ -52,10 +54,10 @@ class Mending:
             )
             count = db.execute(
                 f"INSERT INTO {self._p}parked (state, due_at, parked_at, replay, position, {STORED})"
-                f" SELECT 'delayed', :now, :now, 1, id, {STORED} FROM ({chosen}) ORDER BY id",
-                {"now": now, "positions": positions},
+                f" SELECT 'delayed', :now, :now, :again, id, {STORED} FROM ({chosen}) ORDER BY id",
+                {"now": now, "again": again or "", "positions": positions},
             ).rowcount
-            return self._audit(db, _describe("replay", query), count)
+            return self._audit(db, _describe(f"replay again={again}" if again else "replay", query), count)
 
     def pause(self, db: sqlite3.Connection, topic: str, who: str, why: str) -> Pause | None:
         """Pause a topic; if it is paused already, change nothing and give that pause."""
@@ -88,9 +90,17 @@ class Mending:
         """Give the positions of the published events that a query means, as a JSON list."""
         if query.side == "inbox" or (query.status and "published" not in query.status):
             return "[]"
-        return json.dumps(
-            [found.record.position for found in self._finder.added(db, replace(query, status=("published",)))]
-        )
+        query = replace(query, status=("published",))
+        if query.newest_first:
+            return json.dumps([found.record.position for found in self._finder.added(db, query)])
+        positions: list[int] = []  # by pages, so that the payloads of all of them are not in memory at once
+        while rest := min(query.limit - len(positions), PAGE):
+            found = self._finder.added(db, replace(query, limit=rest))
+            positions += [one.record.position for one in found]
+            if len(found) < rest:
+                break
+            query = replace(query, after=positions[-1])
+        return json.dumps(positions)
 
     def _audit(self, db: sqlite3.Connection, what: str, count: int, who: str | None = None) -> int:
         db.execute(

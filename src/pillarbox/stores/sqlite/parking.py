@@ -124,12 +124,12 @@ class ParkingLot:
     def _rows(self, db: sqlite3.Connection, where: str, *parameters: Any, index: str = "") -> list[_Row]:
         by = f"INDEXED BY {self._p}{index}" if index else ""
         cursor = db.execute(
-            f"SELECT id, line, state, attempts, position, {AS_ENTRY} FROM {self._p}parked {by} WHERE {where}",
+            f"SELECT id, line, state, attempts, replay, position, {AS_ENTRY} FROM {self._p}parked {by} WHERE {where}",
             parameters,
         )
         rows, size = [], 0
-        for id, line, state, attempts, *row in cursor:
-            rows.append(_Row(id, line, state, parked_entry(tuple(row), attempts, ordered=line is not None)))
+        for id, line, state, attempts, replay, *row in cursor:
+            rows.append(_Row(id, line, state, parked_entry(tuple(row), attempts, line is not None, replay)))
             size += len(rows[-1].entry.data)
             if size >= CHUNK:
                 break

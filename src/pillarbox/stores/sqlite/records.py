@@ -72,7 +72,7 @@ class Finder:
         # A replay that waits or is done leaves its event as it was: published. One that failed is shown.
         sql = (
             f"WITH it AS (SELECT o.*, (SELECT max(id) FROM {self._p}parked WHERE position = o.id"
-            " AND NOT (replay AND state IN ('delayed', 'published', 'dropped'))) AS parked_id"
+            " AND NOT (replay IS NOT NULL AND state IN ('delayed', 'published', 'dropped'))) AS parked_id"
             f" FROM {self._p}{table} o WHERE {' AND '.join(where)})"
             f" SELECT id, {AS_ENTRY}, parked_id, {status} AS how, {history} FROM it"
             f" WHERE ({'how IN (SELECT value FROM json_each(?))' if query.status else 'TRUE'})"

@@ -61,7 +61,7 @@ class Pruner:
                 f" SELECT o.id, {_qualified('o')}, coalesce(p.state, 'published'), coalesce(p.attempts, 0),"
                 f" p.last_error, coalesce(p.settled_at, {published_at(self._p, 'o')}), :now"
                 f" FROM {self._p}outbox o LEFT JOIN {self._p}parked p"
-                f" ON p.id = (SELECT max(id) FROM {self._p}parked WHERE position = o.id AND NOT replay)"
+                f" ON p.id = (SELECT max(id) FROM {self._p}parked WHERE position = o.id AND replay IS NULL)"
                 f" WHERE o.id IN ({chosen})",
                 named | {"now": microseconds(self._clock.now())},
             )
@@ -82,7 +82,7 @@ class Pruner:
 
     def _prune_parked(self, db: sqlite3.Connection, old: int) -> int:
         """Delete copies that are settled; only after their entry, which would otherwise look published."""
-        left = f"(replay OR NOT EXISTS (SELECT 1 FROM {self._p}outbox WHERE id = position))"
+        left = f"(replay IS NOT NULL OR NOT EXISTS (SELECT 1 FROM {self._p}outbox WHERE id = position))"
         return self._delete(db, "parked", f"state IN ('published', 'dropped') AND settled_at <= ? AND {left}", old)
 
     def _prune_ticks(self, db: sqlite3.Connection, old: int) -> int:

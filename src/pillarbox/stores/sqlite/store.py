@@ -167,8 +167,8 @@ class SqliteStore:
     async def drop(self, query: Query) -> int:
         return await self._connection.run(self._mending.drop, query)
 
-    async def replay(self, query: Query) -> int:
-        return await self._connection.run(self._mending.replay, query)
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        return await self._connection.run(self._mending.replay, query, again)
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         return await self._connection.run(self._mending.pause, topic, who, why)

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pillarbox.brokers.memory import MemoryBroker, MemorySubscriber
 from pillarbox.brokers.partitions import Partition
-from pillarbox.core.message import Delivery
+from pillarbox.core.message import REPLAY_HEADER, Delivery
 from pillarbox.testing.contracts.broker_defect import Broken, Defect, into
 from pillarbox.testing.contracts.memory_broker import StandbySubscriber
 
@@ -23,6 +24,17 @@ class DeliversBackwards(MemorySubscriber):
 class SkipsEveryThird(MemorySubscriber):
     async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
         return [delivery for delivery in await super().deliveries(room, patience) if delivery.place.id % 3]
+
+
+@breaks("test_what_is_replayed_on_purpose_comes_again_and_says_by_which_replay")
+class ForgetsWhichReplayItWas(MemorySubscriber):
+    async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
+        return [_without_its_replay(delivery) for delivery in await super().deliveries(room, patience)]
+
+
+def _without_its_replay(delivery: Delivery) -> Delivery:
+    headers = {name: value for name, value in delivery.message.headers.items() if name != REPLAY_HEADER}
+    return replace(delivery, message=delivery.message._replace(headers=headers))
 
 
 @breaks("test_no_more_come_than_there_is_room_for")

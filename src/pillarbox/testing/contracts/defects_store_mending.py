@@ -5,6 +5,8 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import uuid4
 
+from pillarbox.core.entry import Entry
+from pillarbox.core.retry import RetryAt
 from pillarbox.ports import Query
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
 from pillarbox.testing.memory import Parked
@@ -141,8 +143,8 @@ class DropsOnlyDeadOnes(MemoryStore):
 
 @breaks("test_a_replayed_event_comes_out_again_outside_the_order")
 class ReplaysInOrder(MemoryStore):
-    async def replay(self, query: Query) -> int:
-        count = await super().replay(query)
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        count = await super().replay(query, again)
         for row in self.database.parked:
             row.line, row.state = self._topics.line_of(row.entry), "retrying"
         return count
@@ -150,8 +152,8 @@ class ReplaysInOrder(MemoryStore):
 
 @breaks("test_a_replayed_event_comes_out_again_outside_the_order")
 class ReplaysUnderNewIds(MemoryStore):
-    async def replay(self, query: Query) -> int:
-        count = await super().replay(query)
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        count = await super().replay(query, again)
         for row in self.database.parked:
             row.entry = row.entry._replace(event_id=str(uuid4()))
         return count
@@ -172,12 +174,12 @@ class ShowsADroppedReplayAsNeverPublished(MemoryStore):
 @breaks("test_a_replay_that_failed_for_good_can_be_dropped")
 class HidesAReplayThatFailed(MemoryStore):
     def _is_replay(self, parked: Parked) -> bool:
-        return parked.replay
+        return parked.replay is not None
 
 
 @breaks("test_a_replayed_event_is_published_before_and_after", "test_only_published_events_are_replayed")
 class ReplaysByMakingItPendingAgain(MemoryStore):
-    async def replay(self, query: Query) -> int:
+    async def replay(self, query: Query, again: str | None = None) -> int:
         found = await self.find(query)
         for row in [row for row in self.database.rows if row.entry.event_id in {record.event_id for record in found}]:
             transaction = self.database.begin()
@@ -189,15 +191,43 @@ class ReplaysByMakingItPendingAgain(MemoryStore):
 
 @breaks("test_events_are_replayed_in_the_order_of_the_log")
 class ReplaysTheNewestFirst(MemoryStore):
-    async def replay(self, query: Query) -> int:
-        count = await super().replay(query)
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        count = await super().replay(query, again)
         self.database.parked.reverse()
         return count
 
 
+@breaks("test_an_event_replayed_again_carries_the_id_of_the_replay")
+class ForgetsTheIdOfTheReplay(MemoryStore):
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        return await super().replay(query)
+
+
+@breaks("test_an_event_replayed_again_carries_the_id_of_the_replay")
+class ForgetsTheIdOfTheReplayOnceItFailed(MemoryStore):
+    def _settle_parked(self, entry: Entry, verdict: object) -> None:
+        row = self._row_of(entry)
+        super()._settle_parked(entry, verdict)
+        if row is not None and isinstance(verdict, RetryAt):
+            row.replay = ""
+
+
+@breaks("test_an_event_that_is_only_replayed_carries_no_id_of_a_replay")
+class GivesEveryReplayAnId(MemoryStore):
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        return await super().replay(query, again or "replay")
+
+
+@breaks("test_an_event_that_is_only_replayed_carries_no_id_of_a_replay")
+class KeepsTheIdOfTheFirstReplay(MemoryStore):
+    async def replay(self, query: Query, again: str | None = None) -> int:
+        first = next((row.replay for row in self.database.parked if row.replay), None)
+        return await super().replay(query, first or again)
+
+
 @breaks("test_only_published_events_are_replayed")
 class ReplaysWhatWasNeverPublished(MemoryStore):
-    async def replay(self, query: Query) -> int:
+    async def replay(self, query: Query, again: str | None = None) -> int:
         rows: Sequence[Parked] = [
             Parked(1000 + row.entry.position, row.entry, row.lane, "delayed", None, self.database.clock.now(), 0, None)
             for row in self.database.rows

@@ -140,6 +140,29 @@ class MendingRules:
         assert await store.replay(Query()) == 3
         assert await publish_all(store) == ["A", "B", "C"]
 
+    async def test_an_event_replayed_again_carries_the_id_of_the_replay(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        assert await store.replay(Query(type="A"), "replay-1") == 1
+        [entry] = await read(store)
+        assert entry.replay == "replay-1"
+        await settle(store, [entry], soon(bench))
+        bench.clock.advance(60)
+        [entry] = await read(store)
+        assert (entry.attempts, entry.replay) == (1, "replay-1")
+
+    async def test_an_event_that_is_only_replayed_carries_no_id_of_a_replay(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        [first] = await read(store)
+        await settle(store, [first])
+        await store.replay(Query(), "replay-1")
+        await publish_all(store)
+        await store.replay(Query())
+        [entry] = await read(store)
+        assert (first.replay, entry.replay) == ("", "")
+
     async def test_only_published_events_are_replayed(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"))

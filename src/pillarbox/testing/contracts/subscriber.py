@@ -3,7 +3,7 @@
 import asyncio
 from string import ascii_letters
 
-from pillarbox.core.message import Message
+from pillarbox.core.message import REPLAY_HEADER, Message
 from pillarbox.testing.contracts.publisher import batch, same
 from pillarbox.testing.contracts.rules import needs
 from pillarbox.testing.contracts.subscriber_bench import (
@@ -46,6 +46,15 @@ class SubscriberContract(StandbyRules):
         await bench.publish([Message("orders", None, {"id": "7"}, b"x", 1)])
         (delivery,) = await receive(bench.subscriber("billing", ["orders"]), 1)
         assert delivery.message.key is None
+
+    async def test_what_is_replayed_on_purpose_comes_again_and_says_by_which_replay(
+        self, bench: SubscriberBench
+    ) -> None:
+        sent = Message("orders", "7", {"id": "7"}, b"x", 1)
+        await bench.publish([sent])
+        await bench.publish([sent._replace(headers={"id": "7", REPLAY_HEADER: "20260131-120000-0a1b2c"})])
+        received = await receive(bench.subscriber("billing", ["orders"]), 2)
+        assert [delivery.replay for delivery in received] == [None, "20260131-120000-0a1b2c"]
 
     async def test_a_key_comes_in_the_order_of_the_broker(self, bench: SubscriberBench) -> None:
         await bench.publish(batch("aabaabaaba"))

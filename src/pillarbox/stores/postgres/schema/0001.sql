@@ -110,7 +110,7 @@ CREATE TABLE {p}parked (
     last_error      text,
     parked_at       timestamptz NOT NULL DEFAULT {p}now(),
     settled_at      timestamptz,                           -- when it was published or dropped
-    replay          boolean     NOT NULL DEFAULT false,    -- it was published before, and is published again
+    replay          text,                                  -- not null: it was published before; the id of `replay --again`, or ''
     event_id        uuid        NOT NULL,
     aggregate_type  text        NOT NULL,
     aggregate_id    text        NOT NULL,

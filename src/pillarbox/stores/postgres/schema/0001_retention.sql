@@ -138,7 +138,7 @@ BEGIN
         DELETE FROM {p}parked WHERE id = ANY (ARRAY(
             SELECT k.id FROM {p}parked k
             WHERE k.state IN ('published', 'dropped') AND k.settled_at <= old
-              AND (k.replay OR NOT EXISTS (SELECT 1 FROM {p}outbox o WHERE o.id = k.position))
+              AND (k.replay IS NOT NULL OR NOT EXISTS (SELECT 1 FROM {p}outbox o WHERE o.id = k.position))
             LIMIT _batch));
         GET DIAGNOSTICS count = ROW_COUNT;
         pruned := pruned + count + {p}prune_ticks(old, _batch);

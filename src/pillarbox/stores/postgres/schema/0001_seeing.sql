@@ -92,7 +92,7 @@ FROM (
 LEFT JOIN LATERAL (
     -- A replay that waits or is done leaves its event as it was: published. One that failed is shown.
     SELECT * FROM {p}parked k
-    WHERE k.position = e.id AND NOT (k.replay AND k.state IN ('delayed', 'published', 'dropped'))
+    WHERE k.position = e.id AND NOT (k.replay IS NOT NULL AND k.state IN ('delayed', 'published', 'dropped'))
     ORDER BY k.id DESC LIMIT 1) k ON true
 LEFT JOIN LATERAL (
     SELECT e.id <= t.floor_id OR pg_visible_in_snapshot(e.xid, t.s1)

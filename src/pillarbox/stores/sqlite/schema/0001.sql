@@ -86,7 +86,7 @@ CREATE TABLE {prefix}parked (
     last_error      TEXT,
     parked_at       INTEGER NOT NULL,
     settled_at      INTEGER,                              -- when it was published or dropped
-    replay          INTEGER NOT NULL DEFAULT 0,           -- 1: it was published before, and is published again
+    replay          TEXT,                                 -- not null: it was published before; the id of `replay --again`, or ''
     event_id        TEXT NOT NULL,
     aggregate_type  TEXT NOT NULL,
     aggregate_id    TEXT NOT NULL,
