@@ -367,6 +367,24 @@ class Publisher(Protocol):
         """Let go of the broker; what was not answered may or may not have arrived."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How long a broker keeps the messages of a topic, also those that everybody has had."""
+
+    topic: str
+    age: timedelta | None
+    """None: nothing is dropped for its age."""
+    by: str
+    """What says so, for people: "its retention.ms", "max_age of the stream ORDERS"."""
+
+
+class Keeping(Protocol):
+    """Asks a broker how long it keeps messages. Not for one that drops what was acknowledged, or keeps nothing."""
+
+    async def __call__(self, topics: Sequence[str]) -> Sequence[Kept]:
+        """Say it of each of these topics that the broker has. Raises BrokerUnavailable while it cannot be asked."""
+
+
 class Subscriber(Protocol):
     """The broker's far end, for one consumer (group) and its topics.
 

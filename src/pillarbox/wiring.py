@@ -21,7 +21,7 @@ from pillarbox.core.routing import Topics
 from pillarbox.errors import ConfigError
 from pillarbox.inbox import consumer as consumers
 from pillarbox.inbox.inbox import Handlers
-from pillarbox.ports import Clock, Publisher, Store, Subscriber, WatchingStore
+from pillarbox.ports import Clock, Keeping, Publisher, Store, Subscriber, WatchingStore
 from pillarbox.relay import relay as relays
 from pillarbox.relay import watch as watches
 from pillarbox.settings import Settings
@@ -121,6 +121,17 @@ def open_admin(settings: Settings) -> Admin:
     """Make the admin service for the outbox that the settings name; `async with` opens it."""
     who, clock = _who(), SystemClock()
     return Admin(_store(settings, who, clock, Hooks())(), who, clock)
+
+
+def open_keeping(settings: Settings) -> Keeping | None:
+    """Make what asks the settings' broker how long it keeps messages; None if it keeps none that were had."""
+    if settings.broker is None:
+        return None
+    module, given = _chosen(settings, SystemClock(), Hooks())
+    if not hasattr(module, "open_keeping"):
+        return None
+    keeping: Keeping = module.open_keeping(given)
+    return keeping
 
 
 def open_source(settings: Settings) -> SourceAdmin:

@@ -26,6 +26,7 @@ PLANNED = [
     "dead retry",
     "dead show",
     "demo",
+    "doctor",
     "events list",
     "events show",
     "events tail",

@@ -203,6 +203,10 @@ class Admin:
             return False
         return bool(await self._store.find(Query(topic=topic, after=newest[0].position - LOOKED_BACK, limit=1)))
 
+    async def topics(self) -> Sequence[str]:
+        """Look to which topics the newest events go."""
+        return sorted({record.topic for record in await self._store.find(Query(limit=PAGE))})
+
     async def resume(self, topic: str) -> bool:
         """Publish a topic again; False if it was not paused."""
         return await self._store.resume(topic)

@@ -34,6 +34,8 @@ Kind = Literal[
     "parking lot full",
     "relays die",
     "slot",
+    "forgets too soon",
+    "topic unknown",
 ]
 
 

@@ -1,7 +1,8 @@
-"""What the wiring gives to a broker's module, which has two functions that check it and open nothing yet.
+"""What the wiring gives to a broker's module, which has functions that check it and open nothing yet.
 
 open_publisher(given) -> Publishers
 open_subscriber(given) -> Subscribers, unless nobody can consume from it through us
+open_keeping(given) -> Keeping, if messages stay in it when they were acknowledged
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -15,6 +15,7 @@ from pillarbox.cli import (
     consume,
     dead,
     demo,
+    doctor,
     events,
     migrate,
     prune,
@@ -43,6 +44,7 @@ app.command("demo")(demo.demo)
 app.command("init")(config.init)
 app.add_typer(migrate.app, name="migrate")
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.add_typer(relay.app, name="relay")
 app.add_typer(source.app, name="source")
 app.command("pause")(topics.pause)

@@ -9,14 +9,17 @@ partition.py    a partition that a member holds: what was given out, what is ack
 reading.py      what was read ahead
 member.py       the consumer's thread: one member of a group
 subscriber.py   the far end
+keeping.py      how long a topic's records are kept
 """
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
+from pillarbox.brokers.kafka.keeping import KafkaKeeping
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.brokers.kafka.publisher import KafkaPublisher
 from pillarbox.brokers.kafka.subscriber import KafkaSubscriber
+from pillarbox.ports import Keeping
 
-__all__ = ["KafkaOptions", "KafkaPublisher", "KafkaSubscriber", "open_publisher", "open_subscriber"]
+__all__ = ["KafkaOptions", "KafkaPublisher", "KafkaSubscriber", "open_keeping", "open_publisher", "open_subscriber"]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -27,3 +30,7 @@ def open_publisher(given: Given) -> Publishers:
 def open_subscriber(given: Given) -> Subscribers:
     options = KafkaOptions.read(given.url.rest, given.tables.get("kafka", {}))
     return lambda consumer, topics: KafkaSubscriber(options, consumer=consumer, topics=topics)
+
+
+def open_keeping(given: Given) -> Keeping:
+    return KafkaKeeping(KafkaOptions.read(given.url.rest, given.tables.get("kafka", {})))

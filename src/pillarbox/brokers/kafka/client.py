@@ -3,6 +3,7 @@
 import logging
 import re
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from pillarbox.brokers.kafka.options import KafkaOptions
@@ -11,6 +12,7 @@ from pillarbox.errors import ConfigError, MissingExtra
 try:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
     from confluent_kafka import Message as Record
+    from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # it has it all the same
 except ModuleNotFoundError as error:
     raise MissingExtra("kafka", "a kafka:// broker") from error
 
@@ -82,6 +84,27 @@ def make_consumer(options: KafkaOptions, group: str, journal: Journal, **callbac
         return Consumer(properties, logger=journal)
     except (KafkaException, TypeError, ValueError) as error:
         raise _wrong_setting(error) from error
+
+
+def topic_settings(
+    options: KafkaOptions, topics: Sequence[str], patience: float, journal: Journal
+) -> dict[str, dict[str, str] | KafkaError]:
+    """Ask for the settings of topics, and wait for at most `patience` seconds; give them, or why not."""
+    properties: dict[str, Any] = options.for_admin() | {"error_cb": journal.errors.append}
+    try:
+        client = AdminClient(properties, logger=journal)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _wrong_setting(error) from error
+    wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+    asked = client.describe_configs(wanted, request_timeout=patience) if wanted else {}
+    return {resource.name: _values(answer) for resource, answer in asked.items()}
+
+
+def _values(answer: Any) -> dict[str, str] | KafkaError:
+    try:
+        return {name: entry.value for name, entry in answer.result().items() if entry.value is not None}
+    except KafkaException as error:
+        return error_of(error)
 
 
 def _wrong_setting(error: Exception) -> ConfigError:

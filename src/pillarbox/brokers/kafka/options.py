@@ -113,6 +113,10 @@ class KafkaOptions:
             **self.properties,
         }
 
+    def for_admin(self) -> dict[str, str]:
+        """Give the properties of a client that only asks."""
+        return {"bootstrap.servers": self.servers, "client.id": "pillarbox", **self.properties}
+
     def for_consumer(self, group: str) -> dict[str, str]:
         """Give the properties of a member of a group."""
         return {

@@ -8,16 +8,19 @@
     publisher.py    the near end
     seat.py         one topic of a subscriber: who may read it, and what it has in hand
     subscriber.py   the far end
+    keeping.py      how long a stream keeps what it has
 
 Only these files import the library nats-py, whose own name is `nats`.
 """
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
+from pillarbox.brokers.nats.keeping import NatsKeeping
 from pillarbox.brokers.nats.options import NatsOptions
 from pillarbox.brokers.nats.publisher import NatsPublisher
 from pillarbox.brokers.nats.subscriber import NatsSubscriber
+from pillarbox.ports import Keeping
 
-__all__ = ["NatsOptions", "NatsPublisher", "NatsSubscriber", "open_publisher", "open_subscriber"]
+__all__ = ["NatsOptions", "NatsPublisher", "NatsSubscriber", "open_keeping", "open_publisher", "open_subscriber"]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -28,3 +31,7 @@ def open_publisher(given: Given) -> Publishers:
 def open_subscriber(given: Given) -> Subscribers:
     options = NatsOptions.read(*given.url, given.tables.get("nats", {}))
     return lambda consumer, topics: NatsSubscriber(options, consumer=consumer, topics=topics)
+
+
+def open_keeping(given: Given) -> Keeping:
+    return NatsKeeping(NatsOptions.read(*given.url, given.tables.get("nats", {})))

@@ -9,12 +9,15 @@ member.py       one member of a consumer group: its share of the partitions
 subscriber.py   the far end: waiting, and handing out
 """
 
+from collections.abc import Sequence
+
 from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.redis.options import read_options
 from pillarbox.brokers.redis.publisher import RedisPublisher
 from pillarbox.brokers.redis.subscriber import RedisSubscriber
+from pillarbox.ports import Keeping, Kept
 
-__all__ = ["RedisPublisher", "RedisSubscriber", "open_publisher", "open_subscriber"]
+__all__ = ["RedisPublisher", "RedisSubscriber", "open_keeping", "open_publisher", "open_subscriber"]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -27,3 +30,13 @@ def open_subscriber(given: Given) -> Subscribers:
     url, options = ":".join(given.url), given.tables.get("redis", {})
     read_options(url, options)
     return lambda consumer, topics: RedisSubscriber(url, consumer=consumer, topics=topics, options=options)
+
+
+def open_keeping(given: Given) -> Keeping:
+    options = read_options(":".join(given.url), given.tables.get("redis", {}))
+    by = "its stream, which nobody trims" if options.maxlen is None else "redis.maxlen, which bounds its length only"
+
+    async def keeping(topics: Sequence[str]) -> Sequence[Kept]:
+        return [Kept(topic, None, by) for topic in topics]
+
+    return keeping

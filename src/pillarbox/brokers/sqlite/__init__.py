@@ -7,12 +7,16 @@ subscriber.py   the far end: waiting, and handing to the worker thread
 member.py       one member of a consumer group: its share of the partitions, its positions
 """
 
+from collections.abc import Sequence
+
 from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.sqlite.publisher import SqlitePublisher
+from pillarbox.brokers.sqlite.retention import KEPT
 from pillarbox.brokers.sqlite.subscriber import SqliteSubscriber
+from pillarbox.ports import Keeping, Kept
 from pillarbox.settings.urls import file_of
 
-__all__ = ["SqlitePublisher", "SqliteSubscriber", "open_publisher", "open_subscriber"]
+__all__ = ["SqlitePublisher", "SqliteSubscriber", "open_keeping", "open_publisher", "open_subscriber"]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -23,3 +27,10 @@ def open_publisher(given: Given) -> Publishers:
 def open_subscriber(given: Given) -> Subscribers:
     path, hooks, clock = file_of("broker", given.url), given.hooks, given.clock
     return lambda consumer, topics: SqliteSubscriber(path, consumer=consumer, topics=topics, hooks=hooks, clock=clock)
+
+
+def open_keeping(given: Given) -> Keeping:
+    async def keeping(topics: Sequence[str]) -> Sequence[Kept]:
+        return [Kept(topic, KEPT, "the embedded broker") for topic in topics]
+
+    return keeping
