@@ -114,6 +114,7 @@ class Consumer(consumers.Consumer):
             remembers=settings.retention.inbox,
             unordered=settings.inbox.unordered,
             stores=settings.inbox.mode == "store",
+            unhandled=settings.inbox.unhandled,
         )
 
 

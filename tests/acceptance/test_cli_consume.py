@@ -71,13 +71,40 @@ def test_once_consumes_until_nothing_is_left(billing: "Shop") -> None:
     assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}}
 
 
-def test_once_says_what_had_no_handler(billing: "Shop") -> None:
+def test_once_says_what_it_passed_over(billing: "Shop") -> None:
     billing.add(*(Event("OrderShiped", {}, aggregate=("order", n)) for n in (1, 2)), Event("OrderBilled", {}))
     billing.placed(7)
     relay(billing)
-    said = billing.type(f"{CONSUME} --topic events --once").stderr
+    said = billing.type(f"{CONSUME} --topic events --once --set inbox.unhandled=ignore").stderr
     assert said == "handled 1 event; passed over 3 events without a handler: 2 OrderShiped, 1 OrderBilled\n"
     assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}}
+
+
+def test_a_type_without_a_handler_is_a_dead_letter_that_can_be_retried(billing: "Shop") -> None:
+    (id,) = billing.add(Event("OrderShiped", {"order_id": 7}, aggregate=("order", 7)))
+    relay(billing)
+    assert "handled 0 events" in billing.type(f"{CONSUME} --once").stderr
+    (record,) = billing.json("pillarbox dead list --json --inbox --database sqlite:///billing.db")
+    assert record["event_id"] == id
+    assert record["last_error"].startswith("no handler for type 'OrderShiped' in the inbox 'billing': register one")
+    (billing.directory / "billing.py").write_text(BILLING.replace("OrderPlaced", "OrderShiped"))
+    billing.type(f"pillarbox dead retry {id} --inbox --database sqlite:///billing.db")
+    billing.type(f"{CONSUME} --once")
+    assert invoices(billing) == [7]
+
+
+def test_a_type_without_a_handler_can_stop_the_consumer(billing: "Shop") -> None:
+    (id,) = billing.add(Event("OrderShiped", {"order_id": 7}, aggregate=("order", 7)))
+    relay(billing)
+    for how in ("", " --once"):
+        line = billing.type(f"{CONSUME} --set inbox.unhandled=fail{how}", code=1).stderr.splitlines()[-1]
+        assert line.startswith("pillarbox: no handler for type 'OrderShiped' in the inbox 'billing'")
+        assert id in line
+        assert "'order-events'" in line
+    assert _parked(billing) == []
+    (billing.directory / "billing.py").write_text(BILLING.replace("OrderPlaced", "OrderShiped"))
+    billing.type(f"{CONSUME} --once")
+    assert invoices(billing) == [7]
 
 
 def test_a_module_that_cannot_be_imported_is_one_line(billing: "Shop") -> None:

@@ -298,7 +298,7 @@ async def test_an_event_whose_handler_is_gone_stays_parked(bench: Billing) -> No
     inbox.handler("Other")(lambda connection, event: None)
     await bench.later(2, inbox=inbox)
     assert bench.parked() == [("1", "dead", 2)]
-    assert "no handler for 'OrderPlaced'" in bench.column("last_error")
+    assert "no handler for type 'OrderPlaced'" in bench.column("last_error")
 
 
 async def test_many_followers_come_out_of_the_parking_lot_in_order(bench: Billing) -> None:

@@ -113,7 +113,7 @@ def test_a_handler_that_cannot_take_a_transaction_and_an_event_is_refused(functi
 
 
 def test_a_type_without_a_handler_is_named() -> None:
-    with pytest.raises(HandlerMissing, match="'billing' has no handler for 'Ping'"):
+    with pytest.raises(HandlerMissing, match="no handler for type 'Ping' in the inbox 'billing'"):
         handlers()["Ping"]
     assert "Ping" not in handlers()
 

@@ -20,11 +20,11 @@ from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Blocked, Settlement, Window
 from pillarbox.daemon import Daemon
-from pillarbox.errors import BrokerUnavailable, ConfigError, StoreUnavailable
+from pillarbox.errors import BrokerUnavailable, ConfigError, HandlerMissing, StoreUnavailable
 from pillarbox.inbox import lot
 from pillarbox.inbox.handling import Handling, Rules
 from pillarbox.inbox.outage import Outage
-from pillarbox.inbox.programs import Reception
+from pillarbox.inbox.programs import Reception, Unhandled
 from pillarbox.inbox.received import Received, receive
 from pillarbox.inbox.workers import Receiver
 from pillarbox.ports import Clock, Subscriber
@@ -64,17 +64,18 @@ class Consumer(Daemon):
         remembers: timedelta | None = None,
         unordered: bool = False,
         stores: bool = False,
+        unhandled: Unhandled = "dead",
     ) -> None:
         super().__init__()
         if concurrency < 1:
             raise ConfigError(f"inbox.concurrency: {concurrency} is not a number of handlers above 0")
         if not inbox.handlers.types:
             raise ConfigError(
-                f"the inbox {inbox.consumer!r} has no handler, so everything would be passed over:"
+                f"the inbox {inbox.consumer!r} has no handler, so nothing would be handled:"
                 " register one with @inbox.handler(…), and import the module that does"
             )
         self._inbox, self._open_subscriber = inbox, open_subscriber
-        self._rules = Rules(policy, topics, concurrency, timeout, chance, remembers, unordered, stores)
+        self._rules = Rules(policy, topics, concurrency, timeout, chance, remembers, unordered, stores, unhandled)
         self._clock, self._hooks = clock, hooks
         self._passed_over: Counter[str] = Counter()
 
@@ -99,7 +100,7 @@ class Consumer(Daemon):
             self._started.set()
             now = asyncio.get_running_loop().time
             quiet_since = begun = now()
-            while not self.stopping:
+            while not self.stopping and intake.missing is None:
                 idle = await intake.turn(patience)
                 if once and intake.away is not None:
                     raise intake.away
@@ -108,6 +109,8 @@ class Consumer(Daemon):
                 elif once and now() >= quiet_since + patience:
                     break
             await intake.drain()
+            if intake.missing is not None:
+                raise intake.missing
         finally:
             await intake.close()
         return intake.handled
@@ -144,6 +147,11 @@ class Intake:
     def passed_over(self) -> Counter[str]:
         """How many had no handler here, by type."""
         return self._handling.passed_over
+
+    @property
+    def missing(self) -> HandlerMissing | None:
+        """Why it must not go on, if a handler is missing and somebody set that this ends it."""
+        return self._handling.missing
 
     @property
     def away(self) -> BrokerUnavailable | StoreUnavailable | None:
@@ -243,12 +251,12 @@ class Intake:
     async def _store(self, arrived: Sequence[Received]) -> None:
         """Keep aside what has arrived, and only then let it be acknowledged."""
         for received in arrived:
-            if not received.handled:
+            if received.ignored:
                 self._handling.pass_over(received)
         self._unstored += arrived
         if not self._unstored or self._handling.store.pause:
             return
-        kept = [received for received in self._unstored if received.handled]
+        kept = [received for received in self._unstored if not received.ignored]
         if kept:
             try:
                 await self._handling.books(lot.store(self._inbox.texts, kept, self._clock.now()))
@@ -274,7 +282,8 @@ class Intake:
         self._broker.over()
         if deliveries:
             self._hooks.reach(Moment.DELIVERED, count=len(deliveries))
-        return [receive(delivery, self._inbox.handlers, self._rules.topics) for delivery in deliveries]
+        handlers, topics, ignoring = self._inbox.handlers, self._rules.topics, self._rules.unhandled == "ignore"
+        return [receive(delivery, handlers, topics, ignoring=ignoring) for delivery in deliveries]
 
     async def _news(self) -> None:
         """Wait for an answer, but not so long that new deliveries wait for a slow handler, or a pause is slept over."""

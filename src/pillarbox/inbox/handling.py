@@ -19,6 +19,7 @@ from pillarbox.errors import (
     DecodeError,
     HandlerError,
     HandlerFailed,
+    HandlerMissing,
     HandlerSignal,
     PillarboxError,
     Reject,
@@ -29,7 +30,7 @@ from pillarbox.inbox import lot, programs
 from pillarbox.inbox.inbox import Handler
 from pillarbox.inbox.numbers import OutOfOrder
 from pillarbox.inbox.outage import Outage
-from pillarbox.inbox.programs import Reception
+from pillarbox.inbox.programs import Reception, Unhandled
 from pillarbox.inbox.received import Received
 from pillarbox.inbox.steps import Program
 from pillarbox.inbox.workers import BOOKS, Receiver, Threads, performers
@@ -64,6 +65,7 @@ class Rules:
     """The broker does not keep the order: the numbers do."""
     stores: bool
     """What arrives is stored, acknowledged, and handled later."""
+    unhandled: Unhandled = "dead"
 
 
 class Running(NamedTuple):
@@ -128,6 +130,8 @@ class Handling:
         """How many deliveries became what, since the start."""
         self.passed_over: Counter[str] = Counter()
         """How many were passed over, by type."""
+        self.missing: HandlerMissing | None = None
+        """Why the consumer has to stop, if somebody set that it does where a handler is missing."""
 
     def start(self) -> None:
         """Put the workers to work."""
@@ -168,8 +172,7 @@ class Handling:
 
     def pass_over(self, received: Received) -> None:
         """Count and tell what nobody handles here."""
-        self._tell_passed_over(received)
-        self.counts[Reception.IGNORED] += 1
+        self._received(received, Reception.IGNORED)
 
     def drain(self) -> None:
         """Take back what no worker has begun."""
@@ -235,7 +238,8 @@ class Handling:
 
     def _is_plain(self, received: Received) -> bool:
         """Say whether there is nothing to it but its handler, in a transaction of its own."""
-        return received.handled and not (received.hopeless or received.suspicious or self._shares(received))
+        special = received.ignored or received.hopeless or received.suspicious
+        return not special and not self._shares(received)
 
     def _divide(self, taken: Sequence[Taken]) -> Iterator[list[Taken]]:
         """Divide what one worker has taken into transactions, in order."""
@@ -250,7 +254,7 @@ class Handling:
 
     def _shares(self, received: Received) -> bool:
         """Say whether it may share a transaction: nobody shares one with an event that may kill its process."""
-        if not received.handled or received.hopeless or received.suspicious:
+        if received.ignored or received.hopeless or received.suspicious:
             return False
         return received.type in self._inbox.handlers and self._inbox.handlers[received.type].batch
 
@@ -320,6 +324,9 @@ class Handling:
             self.store.struck(error)
             return Untouched(words_of(error))
         except (HandlerError, HandlerSignal, DecodeError) as error:
+            if isinstance(error, HandlerMissing) and self._rules.unhandled == "fail":
+                self.missing = error
+                return Untouched(words_of(error))
             return self._judge(received, error)
         except asyncio.CancelledError:
             raise
@@ -330,6 +337,8 @@ class Handling:
 
     def _received(self, received: Received, reception: Reception) -> Verdict:
         self.counts[reception] += 1
+        if reception is Reception.IGNORED:
+            self._tell_passed_over(received)
         if reception is Reception.BLOCKED:
             assert received.line is not None
             self._blocked.add(received.line)
@@ -338,12 +347,11 @@ class Handling:
 
     async def _receive(self, worker: int, received: Received) -> Reception:
         """Handle one delivery: at most two transactions, the second of them with the handler in it."""
-        if not received.handled:
-            self._tell_passed_over(received)
+        if received.ignored:
             return Reception.IGNORED
         if received.hopeless:
             raise received.hopeless
-        if received.suspicious and not received.counted:
+        if received.suspicious and not received.counted and received.type in self._inbox.handlers:
             failed = await self._perform(worker, lot.suspect(self._inbox.texts, received, self._clock.now()))
             if failed is not None:
                 received.attempts, received.counted = failed, True
@@ -370,6 +378,7 @@ class Handling:
             lambda moment, received: self._hooks.reach(moment, type=received.type, event_id=received.key),
             self._tell,
             self._rules.timeout.total_seconds() if self._rules.timeout else None,
+            self._rules.unhandled,
         )
 
     async def _perform(self, worker: int, program: Program[R]) -> R:

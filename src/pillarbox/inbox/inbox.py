@@ -75,14 +75,18 @@ class Handlers:
         try:
             return self._by_type[type]
         except KeyError:
-            raise HandlerMissing(f"the inbox {self.consumer!r} has no handler for {type!r}") from None
+            raise HandlerMissing(f"no handler for type {type!r} in the inbox {self.consumer!r}") from None
+
+    def get(self, type: str) -> Handler | None:
+        """Give the handler of a type; None if there is none."""
+        return self._by_type.get(type)
 
     def __contains__(self, type: object) -> bool:
         return type in self._by_type
 
     @property
     def types(self) -> frozenset[str]:
-        """The types of event that are handled; all others are acknowledged and passed over."""
+        """The types of event that are handled."""
         return frozenset(self._by_type)
 
 

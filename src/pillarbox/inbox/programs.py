@@ -10,14 +10,14 @@ What is kept aside is the business of `lot`, and what numbers mean that of `numb
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
 from pillarbox.core.postgres_facts import StoreConflict, TransactionFailed
 from pillarbox.core.retry import sayable, words_of
-from pillarbox.errors import HandlerFailed, HandlerSignal, StoreError, StoreUnavailable
+from pillarbox.errors import HandlerFailed, HandlerMissing, HandlerSignal, StoreError, StoreUnavailable
 from pillarbox.inbox import numbers
 from pillarbox.inbox.inbox import Handler, Handlers
 from pillarbox.inbox.received import Received, line_text
@@ -25,6 +25,8 @@ from pillarbox.inbox.statements import Texts
 from pillarbox.inbox.steps import Call, ClosedByHandler, Program
 from pillarbox.telemetry.hooks import Moment
 
+Unhandled = Literal["dead", "ignore", "fail"]
+"""What becomes of events whose type nobody handles: dead letters, nothing, or the end of the consumer."""
 PATIENCE = 5
 _ENDED = "a handler has ended the transaction that its event shared with others"
 LONGEST_TRACE = 16_000
@@ -59,6 +61,7 @@ class Means(NamedTuple):
     reach: Callable[[Moment, Received], None]
     tell: Callable[[Moment, Received, Handler, object], None]
     timeout: float | None = None
+    unhandled: Unhandled = "dead"
 
 
 def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Sequence[Reception]]:
@@ -80,13 +83,14 @@ class Shared:
 
 
 def receive(texts: Texts, received: Received, means: Means, shared: Shared | None = None) -> Program[Reception]:
-    """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing."""
+    """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing. What has no
+    handler is refused, or only counted, once it is known to be new and the next of its aggregate."""
     consumer, key = texts.consumer, received.key
-    handler = means.handlers[received.type]
-    event = decode(received.for_handler, lambda _: handler.model)
+    handler = means.handlers.get(received.type)
+    event = None if handler is None else decode(received.for_handler, lambda _: handler.model)
     within = shared.number if shared is not None and "mark" not in texts else None
     if received.parked:
-        if within is not None and (yield from _ended(texts, handler, within)):
+        if within is not None and handler is not None and (yield from _ended(texts, handler, within)):
             raise HandlerFailed(_ENDED)
         fresh = yield texts("first_time", consumer, key)
     else:
@@ -99,7 +103,10 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
     is_new = bool(fresh)
     if fresh and received.number is not None and (received.parked or not fresh[0][1]):
         is_new = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
-    if is_new:
+    if handler is None or event is None:
+        if is_new and means.unhandled != "ignore":
+            raise HandlerMissing(_missing(received, means))
+    elif is_new:
         if shared is not None:
             shared.number = fresh[0][0]
         means.reach(Moment.MARKED, received)
@@ -120,7 +127,19 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
         yield texts("handled", consumer, key, microseconds(means.now))
     elif received.counted:
         yield texts("clear", consumer, key)
-    return Reception.HANDLED if is_new else Reception.COPY
+    if not is_new:
+        return Reception.COPY
+    return Reception.IGNORED if handler is None else Reception.HANDLED
+
+
+def _missing(received: Received, means: Means) -> str:
+    what = f"no handler for type {received.type!r} in the inbox {means.handlers.consumer!r}"
+    if means.unhandled == "dead":
+        return f"{what}: register one and run pillarbox dead retry --inbox, or set inbox.unhandled"
+    return (
+        f"{what}: the consumer stops at the event {received.key} on the topic {received.delivery.topic!r}, which is"
+        " kept for the next start: register one and start again, or set inbox.unhandled to something else than fail"
+    )
 
 
 def _why_not(texts: Texts, key: str) -> Program[Reception]:

@@ -26,8 +26,8 @@ class Received:
         "committed",
         "counted",
         "delivery",
-        "handled",
         "hopeless",
+        "ignored",
         "key",
         "line",
         "locked_out",
@@ -46,8 +46,8 @@ class Received:
         self.key = self.type = ""
         self.aggregate = ("", "")
         self.line: Line | None = None
-        self.handled = False
-        """There is a handler for its type, or it must become a dead letter; all others are passed over."""
+        self.ignored = False
+        """Nobody handles its type here, and it has no number that counts: it is passed over."""
         self.hopeless: DecodeError | HandlerFailed | None = None
         """Why it can never be handled, if that is known already."""
         self.counted = False
@@ -79,8 +79,9 @@ class Received:
         return self.delivery if attempt == self.delivery.attempt else replace(self.delivery, attempt=attempt)
 
 
-def receive(delivery: Delivery, handlers: Handlers, topics: Topics) -> Received:
-    """Look at a delivery from outside: whose it is, in which line, under which key."""
+def receive(delivery: Delivery, handlers: Handlers, topics: Topics, *, ignoring: bool = False) -> Received:
+    """Look at a delivery from outside: whose it is, in which line, under which key. If `ignoring`, types that nobody
+    handles are passed over."""
     received = Received(delivery)
     message = delivery.message
     try:
@@ -88,21 +89,21 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics) -> Received:
         received.type, received.aggregate = its.type, (its.aggregate_type, its.aggregate_id)
         if not received.type:
             raise DecodeError(f"the message on {message.topic!r} has no type, so it is not an event")
-        received.handled = received.type in handlers
-        if not received.handled:
-            return received
         received.line = line_of(topics, message.topic, received.aggregate)
+        is_handled = received.type in handlers
+        again = delivery.replay if is_handled and handlers[received.type].replays else None
+        if received.line and its.aggregate_id and not again:
+            received.number = its.number  # what is sent again on purpose, and what has no order, has no number
+        if ignoring and not is_handled and received.number is None:
+            received.ignored, received.line = True, None
+            return received
         if not its.id:
             raise DecodeError(f"the message on {message.topic!r} has no id, so a copy of it could not be recognised")
-        received.key = message_key(its.id)
-        if delivery.replay and handlers[received.type].replays:
-            received.key += f"/{delivery.replay}"
-        elif received.line and its.aggregate_id:  # what is sent again on purpose, and what has no order, has no number
-            received.number = its.number
+        received.key = message_key(its.id) + (f"/{again}" if again else "")
         _check_text(received)
     except (DecodeError, ValueError, TypeError, AttributeError) as error:
         received.hopeless = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
-        received.key, received.handled = synthetic_key(message), True
+        received.key = synthetic_key(message)
         received.type = sayable(str(received.type))
         received.aggregate = (sayable(str(received.aggregate[0])), sayable(str(received.aggregate[1])))
         received.line = received.line and line_of(topics, message.topic, received.aggregate)
@@ -147,7 +148,6 @@ def unpark(row: Sequence[Any]) -> Received:
     received.line = None if line is None else line_from(line)
     received.number, received.numbering, state = rest
     received.stored, received.abandoned = state == "stored", state == "held"
-    received.handled = True  # it was when it was parked; if its handler is gone since, that is a failure
     if not event_type:
         received.hopeless = DecodeError(f"the message on {topic!r} has no type, so it is not an event")
     return received

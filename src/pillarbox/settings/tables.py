@@ -108,6 +108,7 @@ class InboxSettings:
     concurrency: int = 8
     mode: Literal["handle", "store"] = "handle"
     unordered: bool = False
+    unhandled: Literal["dead", "ignore", "fail"] = "dead"
 
     def __post_init__(self) -> None:
         _within_bounds("inbox", self)
