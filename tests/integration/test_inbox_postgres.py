@@ -11,6 +11,7 @@ import pytest
 
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
+from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.errors import Reject
@@ -102,6 +103,42 @@ async def test_effects_once_and_in_order(bench: Bench) -> None:
     for order in range(5):
         assert [n for n in applied if n % 5 == order] == list(range(order, 60, 5))
     assert await bench.consume(bench.inbox(lambda event: [effect(event)])) == 0
+
+
+async def test_messages_that_are_not_ours_are_recognised_by_their_own_id(bench: Bench) -> None:
+    def theirs(n: int, key: str) -> Message:
+        return Message(TOPIC, key, {"message-id": f"m-{n}"}, b'{"n": %d}' % n)
+
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), Reject("no") if event.payload["n"] == 1 and bench.tries[1] < 2 else None]
+
+    id, of = (lambda message: message.headers["message-id"]), (lambda message: ("order", message.key))
+    inbox = bench.inbox(acts, topic=TOPIC, id=id, aggregate=of)
+    bench.broker.receive([theirs(1, "7"), theirs(2, "7"), theirs(3, "8"), theirs(3, "8")])
+    await bench.consume(inbox)
+    assert bench.applied() == [3]
+    assert [one[:2] for one in bench.parked()] == [("m-1", "dead"), ("m-2", "blocked")]
+    bench.db.execute("UPDATE pillarbox_inbox_parked SET state = 'retrying', due_at = now() WHERE state = 'dead'")
+    bench.clock.advance(timedelta(days=36500))
+    await bench.consume(inbox)
+    assert bench.applied() == [3, 1, 2]
+    assert bench.rows("SELECT event_id FROM pillarbox_inbox ORDER BY 1") == [("m-1",), ("m-2",), ("m-3",)]
+
+
+async def test_the_number_of_an_ignored_type_counts(bench: Bench) -> None:
+    inbox = bench.inbox(lambda event: [effect(event)])
+    bench.broker.receive([message(n, number=str(n), type="Other" if n == 2 else "OrderPlaced") for n in (1, 2, 3, 5)])
+    assert await bench.consume(inbox, unhandled="ignore") == 2
+    assert bench.applied() == [1, 3]
+    assert [one[:2] for one in bench.parked()] == [("5", "dead")]
+
+
+async def test_a_type_without_a_handler_is_dead_and_its_row_is_undone(bench: Bench) -> None:
+    bench.broker.receive([message(1, type="Other"), message(2), message(3, "8")])
+    await bench.consume(bench.inbox(lambda event: [effect(event)]))
+    assert bench.applied() == [3]
+    assert [one[:2] for one in bench.parked()] == [("1", "dead"), ("2", "blocked")]
+    assert bench.rows("SELECT event_id FROM pillarbox_inbox") == [(id_of(3),)]
 
 
 async def test_one_that_fails_is_tried_again_and_its_followers_wait(bench: Bench) -> None:

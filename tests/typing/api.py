@@ -102,6 +102,18 @@ def returns_something(session: Session, event: Event[Any]) -> int:
     return 1
 
 
+@inbox.handler("OrderPlaced", topic="legacy", id=lambda message: message.headers["message-id"], payload=OrderPlaced)
+def bill_theirs(session: Session, event: Event[OrderPlaced]) -> None: ...
+
+
+@inbox.handler("Counted", topic="legacy", id=lambda message: 7, aggregate=lambda message: ("order", message.key or 0))
+def count_theirs(session: Session, event: Event[Any]) -> None: ...
+
+
+@inbox.handler("Counted", topic="legacy", id=lambda message: 7.5)  # type: ignore[arg-type, return-value]
+def wrong_id(session: Session, event: Event[Any]) -> None: ...
+
+
 async_inbox = door.AsyncInbox("billing", AsyncSessionLocal)
 
 

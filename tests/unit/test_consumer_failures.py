@@ -273,7 +273,7 @@ async def test_a_payload_that_does_not_fit_its_model_is_dead_at_once(bench: Bill
         ({}, "has no type"),
         ({"type": "OrderPlaced"}, "has no id"),
         ({"type": "OrderPlaced", "id": ""}, "has no id"),
-        ({"type": "OrderPlaced", "id": "not-a-uuid"}, "malformed"),
+        ({"type": "OrderPlaced", "id": "x" * 256}, "longer than 255"),
         ({"content-type": "application/cloudevents+json"}, "no CloudEvent"),
     ],
 )
@@ -282,7 +282,7 @@ async def test_what_is_no_event_becomes_a_dead_letter(bench: Billing, headers: d
     await bench.consume()
     ((id, state, _),) = bench.parked()
     assert state == "dead"
-    assert len(id) == 64 or id == "not-a-uuid"
+    assert len(id) == 64
     error, body = bench.db.execute("SELECT last_error, body FROM pillarbox_inbox_parked").fetchone()
     assert says in error
     assert body == b"hello"

@@ -90,6 +90,13 @@ def test_topics_have_settings_of_their_own() -> None:
     assert settings.topics == {"order.events": Topic(order="none", format="cloudevents")}
 
 
+def test_a_topic_says_where_messages_that_are_not_ours_have_what() -> None:
+    settings = load('[topic."legacy"]\nid = "header message-id"\ntype = "is OrderPlaced"\nkey = "body order.id"')
+    assert settings.topics == {"legacy": Topic(id="header message-id", type="is OrderPlaced", key="body order.id")}
+    with pytest.raises(ConfigError, match=r"^topic\.legacy\.id: 'headr x' is no place .* \(pillarbox\.toml\)$"):
+        load('[topic."legacy"]\nid = "headr x"')
+
+
 def test_a_topic_can_be_set_by_a_flag() -> None:
     assert load(flags={"topic.order.events.when_dead": "skip"}).topics == {"order.events": Topic(when_dead="skip")}
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from urllib.parse import quote
-from uuid import UUID
+from uuid import UUID, uuid5
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event
@@ -36,6 +36,10 @@ _CE_EXTENSIONS = {
     "idempotencykey": "idempotency_key",
     "number": "number",
 }
+
+
+_FOREIGN = UUID("8d3f6c52-5f0e-5a0b-9c5e-2f6f3c1b7a44")
+"""The namespace in which ids that are no UUID become one; written down for ever."""
 
 
 class Message(NamedTuple):
@@ -184,11 +188,11 @@ _FORMATS: dict[str, Callable[[Entry, bytes], tuple[dict[str, str], bytes]]] = {
 
 
 def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None) -> Event[Any]:
-    """Read an event off a delivery, whatever its format; `model_for` names the payload's model by event type."""
+    """Read an event off a delivery, whatever its format; `model_for` names the payload's model by event type. An id
+    that is no UUID becomes one, always the same, and stays readable as the header `id`."""
     fields, own_headers, body = _parse(delivery.message)
     try:
-        id = UUID(fields["id"])
-        type = fields["type"]
+        (id, as_it_came), type = _uuid(fields["id"]), fields["type"]
         number = _number(fields["number"]) if "number" in fields else None
         occurred_at = _moment(fields["occurred_at"]) if "occurred_at" in fields else None
     except KeyError as error:
@@ -203,7 +207,7 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
         payload=from_bytes(body, content_type, model_for(type)),
         aggregate=(fields.get("aggregate_type", ""), aggregate_id) if aggregate_id else None,
         topic=delivery.topic,
-        headers=_with_unpacked(own_headers, delivery.topic),
+        headers=_with_unpacked(own_headers, delivery.topic) | as_it_came,
         content_type=content_type,
         idempotency_key=fields.get("idempotency_key"),
         occurred_at=occurred_at,
@@ -222,6 +226,37 @@ def _with_unpacked(headers: dict[str, str], topic: str) -> dict[str, str]:
         return headers | _unpacked(packed)
     except ValueError as error:
         raise DecodeError(f"the headers in {PACKED_HEADERS} of the message on {topic!r} {error}") from error
+
+
+def _uuid(text: str) -> tuple[UUID, dict[str, str]]:
+    """Give an id as a UUID; if it is none, also the header under which it stays as it came."""
+    try:
+        return UUID(text), {}
+    except ValueError:
+        if not text:
+            raise
+        return uuid5(_FOREIGN, text), {"id": text}
+
+
+def restated(message: Message, its: Mapping[str, str]) -> Message:
+    """Make a plain message of one that says elsewhere what `its` id, type and aggregate are. Whatever has an id of its
+    own is not ours, so that no other header of it means what it means in ours; all stay the event's own headers."""
+    fields, own, body = _parse(message)
+    if "id" in its:
+        own = {name: value for name, value in message.headers.items() if name != REPLAY_HEADER}
+        content_type = fields.get("content_type") or message.headers.get("content-type") or JSON
+        fields = {"content_type": content_type}
+    headers = {**fields, **its}
+    if REPLAY_HEADER in message.headers:
+        headers[REPLAY_HEADER] = message.headers[REPLAY_HEADER]
+    if own:
+        headers[PACKED_HEADERS] = json.dumps(own)
+    return message._replace(headers=headers, body=body)
+
+
+def type_of(message: Message) -> str:
+    """Read the type alone; '' if it is absent."""
+    return _parse(message)[0].get("type", "")
 
 
 def _number(text: str) -> int:

@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Literal
 
 from pillarbox.core.entry import Entry
+from pillarbox.core.foreign import OURS, reader_of
 from pillarbox.errors import ConfigError, InvalidEvent
 
 LANES = 64
@@ -20,11 +21,19 @@ Line = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What holds for one topic: its order, what a dead event does to its followers, its format on the wire."""
+    """What holds for one topic: its order, what a dead event does to its followers, its format on the wire; and where
+    messages that are not ours say their id, type and key (`core.foreign`)."""
 
     order: Literal["aggregate", "global", "none"] = "aggregate"
     when_dead: Literal["block", "skip"] = "block"
     format: Literal["plain", "cloudevents", "cloudevents-structured"] = "plain"
+    id: str = OURS
+    type: str = OURS
+    key: str = OURS
+
+    def __post_init__(self) -> None:
+        for setting in ("id", "type", "key"):
+            reader_of(setting, getattr(self, setting))
 
 
 class Topics:

@@ -256,7 +256,11 @@ class Handling:
         """Say whether it may share a transaction: nobody shares one with an event that may kill its process."""
         if received.ignored or received.hopeless or received.suspicious:
             return False
-        return received.type in self._inbox.handlers and self._inbox.handlers[received.type].batch
+        handler = self._handler(received)
+        return handler is not None and handler.batch
+
+    def _handler(self, received: Received) -> Handler | None:
+        return self._inbox.handlers.get(received.type, received.delivery.topic)
 
     async def _all_at_once(self, worker: int, together: Sequence[Taken]) -> bool:
         """Handle events in one transaction; False if that cannot be, and nothing is answered."""
@@ -351,7 +355,7 @@ class Handling:
             return Reception.IGNORED
         if received.hopeless:
             raise received.hopeless
-        if received.suspicious and not received.counted and received.type in self._inbox.handlers:
+        if received.suspicious and not received.counted and self._handler(received):
             failed = await self._perform(worker, lot.suspect(self._inbox.texts, received, self._clock.now()))
             if failed is not None:
                 received.attempts, received.counted = failed, True

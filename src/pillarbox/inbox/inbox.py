@@ -1,13 +1,14 @@
 """The inbox's pure half: its name, its handlers, and how a message is recognised. Every door's Inbox is built on it."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import check_identifier
+from pillarbox.core.message import Message
 from pillarbox.errors import ConfigError, HandlerMissing, InvalidEvent
 
 LONGEST = 255
@@ -28,6 +29,10 @@ class Handler(NamedTuple):
     """A replay is handled again, although its event was handled before."""
     batch: bool = False
     """Its events may share a transaction with others."""
+    topic: str | None = None
+    """It is for messages on this topic only, which are not ours: `id` and `aggregate` take these off a message."""
+    id: Callable[[Message], Any] | None = None
+    aggregate: Callable[[Message], Any] | None = None
 
     @property
     def name(self) -> str:
@@ -41,6 +46,15 @@ class HandlerOptions(TypedDict, total=False):
     """It is also called for what `replay --again` sends."""
     batch: bool
     """Its events may share a transaction with others: faster, and if one fails, all are undone and done one by one."""
+    topic: str
+    """It is for messages on this topic that are not ours: those that say its type, or no type at all."""
+    id: Callable[[Message], str | int | UUID]
+    """Takes the id off such a message: what a copy of it is recognised by."""
+    aggregate: Callable[[Message], tuple[str, str | int | UUID] | None]
+    """Takes the aggregate off it: what is kept in order. Without it there is no order."""
+
+
+_NONE: Mapping[str, Handler] = {}
 
 
 class Handlers:
@@ -51,6 +65,7 @@ class Handlers:
         self.prefix = check_identifier("prefix", prefix)
         self._takes_async = takes_async
         self._by_type: dict[str, Handler] = {}
+        self._by_topic: dict[str, dict[str, Handler]] = {}
 
     def registrar(self, type: object, model: Any = None, **options: Unpack[HandlerOptions]) -> Callable[[H], H]:
         """Give what registers a function for a type of event; there is one for each type."""
@@ -62,12 +77,14 @@ class Handlers:
     def register(self, type: str, function: H, model: Any = None, **options: Unpack[HandlerOptions]) -> H:
         """Take a handler for a type of event."""
         handler = Handler(type, function, _check_function(type, function, self._takes_async), model, **options)
-        if type in self._by_type:
+        _check_foreign(handler)
+        among = self._by_type if handler.topic is None else self._by_topic.setdefault(handler.topic, {})
+        if type in among:
             raise ConfigError(
-                f"handler: {type!r} is handled by {self._by_type[type].name} already, in the inbox {self.consumer!r}:"
+                f"handler: {type!r} is handled by {among[type].name} already, in the inbox {self.consumer!r}:"
                 f" call both from one handler, or give {handler.name} an inbox with a name of its own"
             )
-        self._by_type[type] = handler
+        among[type] = handler
         return function
 
     def __getitem__(self, type: str) -> Handler:
@@ -77,9 +94,13 @@ class Handlers:
         except KeyError:
             raise HandlerMissing(f"no handler for type {type!r} in the inbox {self.consumer!r}") from None
 
-    def get(self, type: str) -> Handler | None:
-        """Give the handler of a type; None if there is none."""
-        return self._by_type.get(type)
+    def get(self, type: str, topic: str) -> Handler | None:
+        """Give the handler of a type on a topic; None if there is none."""
+        return self.on(topic).get(type, self._by_type.get(type))
+
+    def on(self, topic: str) -> Mapping[str, Handler]:
+        """Give the handlers, by type, that are for a topic whose messages are not ours."""
+        return self._by_topic.get(topic, _NONE)
 
     def __contains__(self, type: object) -> bool:
         return type in self._by_type
@@ -87,7 +108,7 @@ class Handlers:
     @property
     def types(self) -> frozenset[str]:
         """The types of event that are handled."""
-        return frozenset(self._by_type)
+        return frozenset(self._by_type).union(*self._by_topic.values())
 
 
 class Registry(Generic[T, V]):
@@ -132,6 +153,24 @@ def message_key(message_id: object) -> str:
         return str(UUID(message_id))
     except ValueError:
         return message_id
+
+
+def _check_foreign(handler: Handler) -> None:
+    """Refuse a handler for messages that are not ours if it does not say how a copy of one is recognised."""
+    what, topic = f"handler of {handler.type!r}", handler.topic
+    if topic is None:
+        if handler.id is not None or handler.aggregate is not None:
+            raise ConfigError(f"{what}: id and aggregate are for messages that are not ours: name their topic, topic=…")
+        return
+    if not (topic and isinstance(topic, str)):
+        raise ConfigError(f"{what}: topic: {topic!r:.60} is no name of a topic")
+    if not callable(handler.id):
+        raise ConfigError(
+            f"{what}: topic={topic!r} is for messages that are not ours, and without their id a copy could not"
+            " be recognised: say where it is, for example id=lambda message: message.headers['message-id']"
+        )
+    if handler.aggregate is not None and not callable(handler.aggregate):
+        raise ConfigError(f"{what}: aggregate: {handler.aggregate!r:.60} is no function of the message")
 
 
 def _check_function(type: str, function: object, takes_async: bool) -> bool:

@@ -86,7 +86,7 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
     """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing. What has no
     handler is refused, or only counted, once it is known to be new and the next of its aggregate."""
     consumer, key = texts.consumer, received.key
-    handler = means.handlers.get(received.type)
+    handler = means.handlers.get(received.type, received.delivery.topic)
     event = None if handler is None else decode(received.for_handler, lambda _: handler.model)
     within = shared.number if shared is not None and "mark" not in texts else None
     if received.parked:

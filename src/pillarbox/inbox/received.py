@@ -7,9 +7,10 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any, Literal
 
-from pillarbox.core.message import Delivery, Message, identity
+from pillarbox.core.foreign import Readers, read_aggregate, read_id, read_type, readers_of
+from pillarbox.core.message import Delivery, Message, identity, restated, type_of
 from pillarbox.core.retry import sayable, words_of
-from pillarbox.core.routing import Line, Topics
+from pillarbox.core.routing import LONGEST, Line, Topics
 from pillarbox.errors import DecodeError, HandlerFailed
 from pillarbox.inbox.inbox import Handlers, message_key
 
@@ -85,29 +86,56 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics, *, ignoring:
     received = Received(delivery)
     message = delivery.message
     try:
+        message = _restate(received, handlers, topics)
         its = identity(message)
         received.type, received.aggregate = its.type, (its.aggregate_type, its.aggregate_id)
         if not received.type:
             raise DecodeError(f"the message on {message.topic!r} has no type, so it is not an event")
         received.line = line_of(topics, message.topic, received.aggregate)
-        is_handled = received.type in handlers
-        again = delivery.replay if is_handled and handlers[received.type].replays else None
+        handler = handlers.get(received.type, message.topic)
+        again = delivery.replay if handler is not None and handler.replays else None
         if received.line and its.aggregate_id and not again:
             received.number = its.number  # what is sent again on purpose, and what has no order, has no number
-        if ignoring and not is_handled and received.number is None:
+        if ignoring and handler is None and received.number is None:
             received.ignored, received.line = True, None
             return received
         if not its.id:
             raise DecodeError(f"the message on {message.topic!r} has no id, so a copy of it could not be recognised")
+        if len(its.id) > LONGEST:
+            raise DecodeError(f"the id of the message on {message.topic!r} is longer than {LONGEST} characters")
         received.key = message_key(its.id) + (f"/{again}" if again else "")
         _check_text(received)
     except (DecodeError, ValueError, TypeError, AttributeError) as error:
         received.hopeless = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
-        received.key = synthetic_key(message)
+        received.key, received.delivery = synthetic_key(delivery.message), delivery
         received.type = sayable(str(received.type))
         received.aggregate = (sayable(str(received.aggregate[0])), sayable(str(received.aggregate[1])))
         received.line = received.line and line_of(topics, message.topic, received.aggregate)
     return received
+
+
+def _restate(received: Received, handlers: Handlers, topics: Topics) -> Message:
+    """Put a message that is not ours into our words; what is known before something cannot be read is kept."""
+    message = received.delivery.message
+    topic, bound = topics[message.topic], handlers.on(message.topic)
+    readers = readers_of(message.topic, topic.id, topic.type, topic.key)
+    if readers is None and not bound:
+        return message
+    reads = readers or Readers()
+    type = read_type(reads.type, message) if reads.type else type_of(message)
+    handler = bound.get(type) if type or len(bound) != 1 else next(iter(bound.values()))
+    if handler is not None:
+        type, reads = handler.type, Readers(handler.id, reads.type, handler.aggregate or reads.aggregate)
+    received.type, its = type, {"type": type}
+    if reads.aggregate:
+        received.aggregate = read_aggregate(reads.aggregate, message)
+        received.line = line_of(topics, message.topic, received.aggregate)
+        its |= dict(zip(("aggregate_type", "aggregate_id"), received.aggregate, strict=True))
+    if reads.id:
+        its["id"] = read_id(reads.id, message)
+    message = restated(message, its)
+    received.delivery = replace(received.delivery, message=message)
+    return message
 
 
 def _check_text(received: Received) -> None:

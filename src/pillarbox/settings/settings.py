@@ -108,12 +108,23 @@ def _values(given: Mapping[str, Given]) -> dict[str, Any]:
             case [table, *names]:
                 options.setdefault(table, {})[".".join(names)] = one.value
     values |= {name: _table(name, below, given) for name, below in tables.items()}
-    return values | {"topics": {name: Topic(**below) for name, below in topics.items()}, "options": options}
+    made = {name: _topic(name, below, given) for name, below in topics.items()}
+    return values | {"topics": made, "options": options}
 
 
 def _table(name: str, values: Mapping[str, Any], given: Mapping[str, Given]) -> Any:
     try:
         return TABLES[name](**values)
     except ConfigError as error:
-        origins = sorted({one.origin for one in given.values() if one.path[0] == name})
-        raise ConfigError(f"{error} ({', '.join(origins)})") from error
+        raise ConfigError(f"{error} ({_origins(given, name)})") from error
+
+
+def _topic(name: str, values: Mapping[str, Any], given: Mapping[str, Given]) -> Topic:
+    try:
+        return Topic(**values)
+    except ConfigError as error:
+        raise ConfigError(f"topic.{without_secrets(name)}.{error} ({_origins(given, 'topic', name)})") from error
+
+
+def _origins(given: Mapping[str, Given], *path: str) -> str:
+    return ", ".join(sorted({one.origin for one in given.values() if one.path[: len(path)] == path}))

@@ -34,6 +34,9 @@ _TOPIC = """
 # order = "aggregate"          # aggregate, global, none
 # when_dead = "block"          # a dead event blocks its aggregate; "skip" lets the rest go on
 # format = "plain"             # plain, cloudevents, cloudevents-structured
+# id = "ours"                  # where messages that are not ours say it: "header message-id", "body order.id", "key"
+# type = "ours"                # as for id; or the same for all of them: "is OrderPlaced"
+# key = "ours"                 # as for id: what is kept in order
 """
 
 
