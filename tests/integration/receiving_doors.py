@@ -1,6 +1,7 @@
 """Every door that receives on PostgreSQL, with handlers that are written once: as a list of what they do.
 
-A string is a statement, an exception is raised; `Swallowed("…")` is a statement whose error nobody hears of.
+A string is a statement, an exception is raised, an event is added to the outbox; `Swallowed("…")` is a statement whose
+error nobody hears of.
 """
 
 import asyncio
@@ -30,15 +31,17 @@ class Swallowed(str):
 
 
 class Door(NamedTuple):
-    """A door: how its inbox is made, how a handler runs a statement with what it is given, how it closes that."""
+    """A door: how its inbox is made, how a handler runs a statement with what it is given, closes that, and adds an
+    event to the outbox."""
 
     name: str
     inbox: Callable[[str], Any]
     run: Callable[[Any, str], Any]
     close: Callable[[Any], Any]
+    add: Callable[[Any, Event[Any]], Any]
 
 
-Act = str | BaseException | Callable[[], object] | None
+Act = str | BaseException | Event[Any] | Callable[[], object] | None
 Acts = Callable[[Event[Any]], Sequence[Act]]
 CLOSE = "close the connection"
 
@@ -66,37 +69,49 @@ DOORS = (
         lambda url: pillarbox.psycopg.Inbox("billing", lambda: psycopg.connect(url)),
         lambda connection, sql: connection.execute(sql.encode()),
         lambda connection: connection.close(),
+        pillarbox.psycopg.Outbox().add,
     ),
     Door(
         "psycopg async",
         lambda url: pillarbox.psycopg.AsyncInbox("billing", lambda: psycopg.AsyncConnection.connect(url)),
         lambda connection, sql: connection.execute(sql.encode()),
         lambda connection: connection.close(),
+        pillarbox.psycopg.AsyncOutbox().add,
     ),
     Door(
         "asyncpg",
         lambda url: pillarbox.asyncpg.Inbox("billing", lambda: asyncpg.connect(url)),
         lambda connection, sql: connection.execute(sql),
         lambda connection: connection.close(),
+        pillarbox.asyncpg.Outbox().add,
     ),
     Door(
         "sqlalchemy",
         _sessions,
         lambda session, sql: session.execute(sa.text(sql)),
         lambda session: session.close(),
+        pillarbox.sqlalchemy.Outbox().add,
     ),
     Door(
         "sqlalchemy async",
         _async_sessions("psycopg"),
         lambda session, sql: session.execute(sa.text(sql)),
         lambda session: session.close(),
+        pillarbox.sqlalchemy.AsyncOutbox().add,
     ),
-    Door("sqlalchemy asyncpg", _async_sessions("asyncpg"), lambda s, sql: s.execute(sa.text(sql)), lambda s: s.close()),
+    Door(
+        "sqlalchemy asyncpg",
+        _async_sessions("asyncpg"),
+        lambda session, sql: session.execute(sa.text(sql)),
+        lambda session: session.close(),
+        pillarbox.sqlalchemy.AsyncOutbox().add,
+    ),
     Door(
         "django",
         _django,
         lambda connection, sql: connection.cursor().execute(sql),
         lambda connection: connection.close(),
+        lambda connection, event: pillarbox.django.Outbox().add(event, using=connection.alias),
     ),
 )
 
@@ -124,6 +139,8 @@ def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced", **opt
 def _do(door: Door, transaction: Any, act: Act) -> Any:
     if isinstance(act, BaseException):
         raise act
+    if isinstance(act, Event):
+        return door.add(transaction, act)
     if act == CLOSE:
         return door.close(transaction)
     return door.run(transaction, str(act)) if isinstance(act, str) else act and act()
