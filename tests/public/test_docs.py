@@ -8,6 +8,8 @@ What a page may say in an HTML comment right before a block, or in its place:
                                   what follows waits until they have said what the block shows
     <!-- exit 3 -->               the last command of the block ends with this code instead of 0
     <!-- on PostgreSQL -->        the page has a server of its own, with an empty database `shop`
+    <!-- on RabbitMQ -->          RABBITMQ_URL names an empty virtual host
+    <!-- on Kafka -->             KAFKA names a server of its own, with an empty topic `order-events`
     <!-- run:                     Python that readers need not see, such as an engine or a class
     ...
     -->
@@ -38,12 +40,11 @@ from typing import IO, Any, NamedTuple, Self
 import psycopg
 import pytest
 
-from servers.postgres import Postgres, RunningPostgres
+from tests.public.conftest import ASKS_FOR
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PATIENCE = 60
-ON_POSTGRES = "<!-- on PostgreSQL -->"
 _PIECE = re.compile(
     r"^<!-- *(?P<comment>.*?) *-->[ \t]*$|^(?P<indent> *)```(?P<language>[\w-]*)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
     re.DOTALL | re.MULTILINE,
@@ -220,32 +221,27 @@ def run_page(page: str, name: str, directory: Path) -> list[str]:
     return runner.not_run
 
 
-@pytest.fixture
-def shop_on_postgres(postgres: RunningPostgres, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty database `shop` on a server that every client finds by itself."""
-    if not isinstance(postgres, Postgres):
-        pytest.skip("needs a PostgreSQL of our own: the one of PILLARBOX_TEST_POSTGRES may have a database named shop")
-    for name, value in (("PGHOST", "127.0.0.1"), ("PGPORT", str(postgres.port)), ("PGUSER", "postgres")):
-        monkeypatch.setenv(name, value)
-    postgres.create_database("shop")
-    yield
-    postgres.drop_database("shop")
+def slow_ones_marked(pages: list[Path]) -> list[Any]:
+    """Leave the pages that start Kafka to the soak."""
+    return [pytest.param(page, marks=pytest.mark.soak) if runs_java(page.read_text()) else page for page in pages]
 
 
-def runs_java(page: Path) -> bool:
-    return "servers.kafka" in page.read_text()
+def runs_java(page: str) -> bool:
+    return "servers.kafka" in page or "<!-- on Kafka -->" in page
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.soak) if runs_java(page) else page for page in PAGES],
-    ids=lambda page: str(page.relative_to(ROOT)),
-)
+def start_servers(page: str, request: pytest.FixtureRequest) -> None:
+    """Start what a page asks for."""
+    for mark, fixture in ASKS_FOR.items():
+        if mark in page:
+            request.getfixturevalue(fixture)
+
+
+@pytest.mark.parametrize("page", slow_ones_marked(PAGES), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_code_on_a_page_runs(
     page: Path, tmp_path: Path, record_property: Any, request: pytest.FixtureRequest
 ) -> None:
-    if ON_POSTGRES in page.read_text():
-        request.getfixturevalue("shop_on_postgres")
+    start_servers(page.read_text(), request)
     for reason in run_page(page.read_text(), str(page.relative_to(ROOT)), tmp_path):
         record_property("not run", reason)
 

@@ -6,16 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.public.test_docs import ROOT, run_page
+from tests.public.test_docs import ROOT, run_page, slow_ones_marked, start_servers
 
 EXAMPLES = sorted(path for path in (ROOT / "examples").iterdir() if path.is_dir() and path.name != "__pycache__")
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_an_example_does_what_its_readme_says(example: Path, tmp_path: Path) -> None:
+READMES = [example / "README.md" for example in EXAMPLES]
+
+
+@pytest.mark.parametrize("page", slow_ones_marked(READMES), ids=lambda page: page.parent.name)
+def test_an_example_does_what_its_readme_says(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    example, readme = page.parent, page.read_text()
+    start_servers(readme, request)
     here = tmp_path / example.name
     shutil.copytree(example, here, ignore=shutil.ignore_patterns("__pycache__", "*.db*"))
-    readme = (example / "README.md").read_text()
     assert run_page(readme, f"examples/{example.name}/README.md", here) == []
 
 
