@@ -186,6 +186,19 @@ def test_a_consumer_keeps_its_inbox_and_nothing_else(become: As) -> None:
         assert refusals == [table not in INBOX] * 2, table
 
 
+def test_a_consumer_that_adds_events_needs_the_writers_role_too(become: As) -> None:
+    consumer = become("consumer")
+    inbox, both = Inbox("billing", lambda: consumer), f"both_{uuid.uuid4().hex}"
+    with consumer.transaction(force_rollback=True), pytest.raises(StoreError, match="the writer's role"):
+        outbox.add(consumer, *EVENTS)
+    consumer.execute(f"RESET ROLE; CREATE ROLE {both}; GRANT pillarbox_consumer, pillarbox_writer TO {both}".encode())
+    consumer.execute(f"SET ROLE {both}".encode())
+    with consumer.transaction(force_rollback=True):
+        assert inbox.first_time(consumer, "1")
+        outbox.add(consumer, *EVENTS)
+    consumer.execute(f"RESET ROLE; DROP ROLE {both}".encode())
+
+
 def test_a_relay_reads_the_log_and_deletes_what_is_settled_but_never_changes_it(become: As) -> None:
     relay = become("relay")
     assert not refused(relay, "SELECT * FROM pillarbox_outbox")
