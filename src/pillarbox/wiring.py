@@ -18,8 +18,9 @@ from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
-from pillarbox.errors import ConfigError
+from pillarbox.errors import ConfigError, MissingExtra
 from pillarbox.inbox import consumer as consumers
+from pillarbox.inbox.hint import Hint
 from pillarbox.inbox.inbox import Handlers
 from pillarbox.ports import Clock, Keeping, Publisher, Store, Subscriber, WatchingStore
 from pillarbox.relay import relay as relays
@@ -115,7 +116,20 @@ class Consumer(consumers.Consumer):
             unordered=settings.inbox.unordered,
             stores=settings.inbox.mode == "store",
             unhandled=settings.inbox.unhandled,
+            open_hint=_hint(settings),
         )
+
+
+def _hint(settings: Settings) -> Callable[[], Hint] | None:
+    if settings.inbox.hint is None:
+        return None
+    try:
+        from pillarbox.brokers.redis.hint import LONGEST, RedisHint, read_hint
+    except MissingExtra as error:
+        raise MissingExtra(error.extra, "inbox.hint") from error.__cause__
+    options = read_hint(settings.inbox.hint)
+    kept = settings.retention.inbox
+    return lambda: RedisHint(options, LONGEST if kept is None else min(kept, LONGEST))
 
 
 def open_admin(settings: Settings) -> Admin:

@@ -159,3 +159,10 @@ def test_a_topic_that_is_called_like_a_url_does_not_say_its_secret() -> None:
 def test_a_second_at_sign_is_refused_before_a_server_is_asked_for_what_follows_it() -> None:
     with pytest.raises(ConfigError, match="more than one @: write one that belongs to the password as %40"):
         conninfo(f"postgresql://me:a@{MARK}@host/shop", "test")
+
+
+def test_the_password_of_the_hint_is_hidden() -> None:
+    settings = Settings.load(environment={"PILLARBOX_INBOX_HINT": f"redis://shop:{MARK}@localhost/0"})
+    assert settings.inbox.hint == f"redis://shop:{MARK}@localhost/0"
+    assert MARK not in repr(settings)
+    assert {one.key: one.value for one in settings.shown()}["inbox.hint"] == "redis://shop:***@localhost/0"

@@ -2,13 +2,14 @@
 
 import os
 import sqlite3
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pillarbox import ConfigError, Consumer, Event, Relay, Settings
+from pillarbox import ConfigError, Consumer, Event, MissingExtra, Relay, Settings
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.message import Message
 from pillarbox.dbapi import Inbox, Outbox
@@ -126,12 +127,6 @@ def test_topics_are_a_list_of_at_least_one(topics: Any) -> None:
         Consumer(INBOX, broker="sqlite:///stream.db", topics=topics)
 
 
-def test_a_mode_that_is_not_there_is_refused() -> None:
-    settings = Settings(broker="sqlite:///stream.db", inbox=InboxSettings(mode="store"))
-    with pytest.raises(ConfigError, match=r"^inbox\.mode: this release knows only 'handle'"):
-        Consumer(INBOX, topics=["order-events"], settings=settings)
-
-
 async def test_every_relay_has_a_name_of_its_own(shop: Path) -> None:
     names = []
     for _ in range(2):
@@ -158,3 +153,40 @@ async def test_a_user_without_a_name_is_named_by_number(shop: Path, monkeypatch:
         await admin.pause("order-events", "stock-taking")
         (pause,) = (await admin.stats()).pauses
     assert pause.who.startswith(f"uid {os.getuid()}@")
+
+
+def hinted(url: str) -> Settings:
+    return Settings(broker="memory:", inbox=InboxSettings(hint=url))
+
+
+def test_a_hint_is_refused_for_an_inbox_in_a_file() -> None:
+    with pytest.raises(ConfigError, match=r"inbox\.hint: this inbox is in a SQLite file, where a look-up costs less"):
+        Consumer(INBOX, topics=["order-events"], settings=hinted("redis://localhost"))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("kafka://shop:hunter2@localhost", "inbox.hint: must be the URL of a Redis"),
+        ("shop:hunter2@localhost", "inbox.hint: must be the URL of a Redis"),
+        ("//shop:hunter2@localhost", "inbox.hint: what was given is not a URL"),
+        ("redis://shop:hunter2/x@localhost", "inbox.hint: an @ stands behind a /"),
+        ("redis://:hunter2@localhost:port", "inbox.hint: a host in its URL is none"),
+        ("redis://:hunter2@localhost/shop", "inbox.hint: after the host of a redis URL stands the number"),
+        ("redis://:hunter2@localhost?ssl_ca_certs=x", "inbox.hint: redis.ssl_ca_certs: TLS is used with a rediss://"),
+        ("redis://:hunter2@localhost?durable=yes", "inbox.hint: durable is an option of the broker"),
+    ],
+)
+def test_a_hint_that_is_no_redis_is_refused_and_its_secret_is_not_said(url: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Consumer(INBOX, topics=["order-events"], settings=hinted(url))
+    assert words in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_hint_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("pillarbox.brokers.redis")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(MissingExtra, match=r"inbox\.hint needs the extra 'redis': pip install 'pillarbox\[redis\]'"):
+        Consumer(INBOX, topics=["order-events"], settings=hinted("redis://localhost"))

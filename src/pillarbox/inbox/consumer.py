@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 
 from pillarbox.core.changed_order import check_order
 from pillarbox.core.message import Delivery
@@ -23,6 +24,7 @@ from pillarbox.daemon import Daemon
 from pillarbox.errors import BrokerUnavailable, ConfigError, HandlerMissing, StoreUnavailable
 from pillarbox.inbox import lot
 from pillarbox.inbox.handling import Handling, Rules
+from pillarbox.inbox.hint import Hint, Hinting
 from pillarbox.inbox.outage import Outage
 from pillarbox.inbox.programs import Reception, Unhandled
 from pillarbox.inbox.received import Received, receive
@@ -65,6 +67,7 @@ class Consumer(Daemon):
         unordered: bool = False,
         stores: bool = False,
         unhandled: Unhandled = "dead",
+        open_hint: Callable[[], Hint] | None = None,
     ) -> None:
         super().__init__()
         if concurrency < 1:
@@ -74,7 +77,11 @@ class Consumer(Daemon):
                 f"the inbox {inbox.consumer!r} has no handler, so nothing would be handled:"
                 " register one with @inbox.handler(…), and import the module that does"
             )
-        self._inbox, self._open_subscriber = inbox, open_subscriber
+        if open_hint is not None and "stand" not in inbox.texts:
+            raise ConfigError(
+                "inbox.hint: this inbox is in a SQLite file, where a look-up costs less than one in Redis: leave it out"
+            )
+        self._inbox, self._open_subscriber, self._open_hint = inbox, open_subscriber, open_hint
         self._rules = Rules(policy, topics, concurrency, timeout, chance, remembers, unordered, stores, unhandled)
         self._clock, self._hooks = clock, hooks
         self._passed_over: Counter[str] = Counter()
@@ -93,7 +100,8 @@ class Consumer(Daemon):
         return await self._consume(once=True, patience=patience)
 
     async def _consume(self, *, once: bool, patience: float) -> int:
-        intake = Intake(self._inbox, self._open_subscriber(), self._rules, self._clock, self._hooks)
+        hint = self._open_hint and self._open_hint()
+        intake = Intake(self._inbox, self._open_subscriber(), self._rules, self._clock, self._hooks, hint)
         self._passed_over = intake.passed_over
         try:
             intake.begin()
@@ -119,12 +127,21 @@ class Consumer(Daemon):
 class Intake:
     """One run of a consumer, from its subscriber to its last acknowledgement."""
 
-    def __init__(self, inbox: Receiver, subscriber: Subscriber, rules: Rules, clock: Clock, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        inbox: Receiver,
+        subscriber: Subscriber,
+        rules: Rules,
+        clock: Clock,
+        hooks: Hooks,
+        hint: Hint | None = None,
+    ) -> None:
         self._inbox, self._subscriber, self._rules, self._clock, self._hooks = inbox, subscriber, rules, clock, hooks
         self._blocked: set[Line] = set()
         self._standing: Mapping[Line, int] = {}
         self._window: Window[Received] = Window(ROOM, lambda received: received.line, prefix_safe=True, size_of=_size)
         self._handling = Handling(inbox, rules, clock, hooks, self._blocked)
+        self._hinting = None if hint is None else self._hinting_with(hint)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
         self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key
         self._look_at = self._hold_at = self._fetch_at = self._record_at = 0.0
@@ -132,6 +149,11 @@ class Intake:
         self._unsettled: list[Settlement[Received]] = []
         self._unacknowledged: list[Delivery] = []
         self._told: Counter[Reception] = Counter()
+
+    def _hinting_with(self, hint: Hint) -> Hinting:
+        handling = self._handling
+        look = partial(handling.books, reading=True)
+        return Hinting(hint, lambda: self._inbox.texts, look, handling.store, self._hooks)
 
     @property
     def joined(self) -> bool:
@@ -202,7 +224,11 @@ class Intake:
         try:
             await self._handling.close()
         finally:
-            await self._subscriber.close()
+            try:
+                await self._subscriber.close()
+            finally:
+                if self._hinting:
+                    await self._hinting.close()
 
     async def _look(self) -> None:
         """Refresh what is blocked, and take what is due out of the parking lot."""
@@ -228,6 +254,8 @@ class Intake:
         self._blocked.update(seen.standing)
         self._blocked.update(item.line for item, verdict in self._unsettled if item.line and _blocks(verdict))
         self._out.update((received.key, received.line) for received in due)
+        if self._hinting:
+            self._hinting.place(due)
         self._window.enter(due, self._clock.now())
 
     async def _hold(self) -> None:
@@ -256,7 +284,8 @@ class Intake:
         self._unstored += arrived
         if not self._unstored or self._handling.store.pause:
             return
-        kept = [received for received in self._unstored if not received.ignored]
+        copies = sum(map(self._handling.is_known, self._unstored))
+        kept = [one for one in self._unstored if not (one.ignored or self._handling.is_known(one))]
         if kept:
             try:
                 await self._handling.books(lot.store(self._inbox.texts, kept, self._clock.now()))
@@ -264,6 +293,7 @@ class Intake:
                 return
             self._hooks.reach(Moment.STORED, count=len(kept))
             self._look_at = 0.0
+        self._handling.counts[Reception.COPY] += copies
         self._unacknowledged += [received.delivery for received in self._unstored]
         self._unstored.clear()
 
@@ -283,7 +313,10 @@ class Intake:
         if deliveries:
             self._hooks.reach(Moment.DELIVERED, count=len(deliveries))
         handlers, topics, ignoring = self._inbox.handlers, self._rules.topics, self._rules.unhandled == "ignore"
-        return [receive(delivery, handlers, topics, ignoring=ignoring) for delivery in deliveries]
+        arrived = [receive(delivery, handlers, topics, ignoring=ignoring) for delivery in deliveries]
+        if self._hinting:
+            await self._hinting.recognise(arrived)
+        return arrived
 
     async def _news(self) -> None:
         """Wait for an answer, but not so long that new deliveries wait for a slow handler, or a pause is slept over."""
@@ -319,6 +352,8 @@ class Intake:
                 self._out.pop(item.key, None)
             if not self._out and any(item.parked for item, _ in self._unsettled):
                 self._look_at = 0.0  # more of a line may be due now
+            if self._hinting:
+                await self._hinting.note(item for item, _ in self._unsettled)
             self._unsettled.clear()
         await self._acknowledge()
 

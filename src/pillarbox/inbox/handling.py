@@ -141,11 +141,14 @@ class Handling:
             task.add_done_callback(self._ended)
 
     def give(self, ready: Iterable[Taken]) -> None:
-        """Hand over what may be handled now."""
+        """Hand over what may be handled now; what the hint knows is a copy."""
         lines: dict[Line, list[Taken]] = {}
         groups: list[list[Taken]] = []
         for one in ready:
             line = one[1].line
+            if self.is_known(one[1]):
+                self._answer(one[0], self._received(one[1], Reception.COPY))
+                continue
             if line is not None and line in lines:
                 lines[line].append(one)
                 continue
@@ -173,6 +176,10 @@ class Handling:
     def pass_over(self, received: Received) -> None:
         """Count and tell what nobody handles here."""
         self._received(received, Reception.IGNORED)
+
+    def is_known(self, received: Received) -> bool:
+        """Say whether the hint knows it; what it said before the database was away does not count any more."""
+        return received.known is not None and received.known == self.store.times
 
     def drain(self) -> None:
         """Take back what no worker has begun."""
@@ -343,6 +350,7 @@ class Handling:
         self.counts[reception] += 1
         if reception is Reception.IGNORED:
             self._tell_passed_over(received)
+        received.applied = reception is Reception.HANDLED
         if reception is Reception.BLOCKED:
             assert received.line is not None
             self._blocked.add(received.line)

@@ -18,12 +18,15 @@ class Outage:
         self._since = self._resume_at = 0.0
         self.error: PillarboxError | None = None
         """Its last words; None while all is well."""
+        self.times = 0
+        """How often it was away."""
 
     def struck(self, error: PillarboxError) -> None:
         """It did not answer: leave it alone for a while."""
         now = asyncio.get_running_loop().time()
         if self.error is None:
             self._since = now
+            self.times += 1
             self._hooks.reach(self._away, error=words_of(error))
         self.error = error
         if now >= self._resume_at:  # several failures at once are one

@@ -23,6 +23,7 @@ class Received:
     __slots__ = (
         "abandoned",
         "aggregate",
+        "applied",
         "attempts",
         "committed",
         "counted",
@@ -30,6 +31,7 @@ class Received:
         "hopeless",
         "ignored",
         "key",
+        "known",
         "line",
         "locked_out",
         "number",
@@ -38,6 +40,7 @@ class Received:
         "stored",
         "trace",
         "type",
+        "where",
     )
 
     available_at: datetime | None = None
@@ -67,6 +70,12 @@ class Received:
         """A consumer had it out of the parking lot and has not said what became of it."""
         self.trace: str | None = None
         """The traceback of its last failure."""
+        self.known: int | None = None
+        """The hint says that it was handled before; and so often had the database been away by then."""
+        self.where: tuple[str, str, str] | None = None
+        """Where the hint may note that it was handled: in the database as it was when this came."""
+        self.applied = False
+        """It was handled, and that is committed."""
 
     @property
     def suspicious(self) -> bool:

@@ -196,6 +196,20 @@ _POSTGRES = {
     ),
 }
 
+# Which database this is: cluster, database, table; the table's file, when the server was started; and how far its
+# transactions count. The cluster is empty where this user may not see it.
+_STAND = (
+    "(SELECT oid::text FROM pg_catalog.pg_database WHERE datname = current_database()),"
+    " '{p}inbox'::regclass::oid::text, pg_relation_filenode('{p}inbox'::regclass)::text,"
+    " extract(epoch FROM pg_postmaster_start_time())::text,"
+    " pg_snapshot_xmax(pg_current_snapshot())::text"
+)
+_POSTGRES |= {
+    "names_cluster": "SELECT has_function_privilege('pg_catalog.pg_control_system()', 'EXECUTE')",
+    "stand_named": f"SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()), {_STAND}",
+    "stand": f"SELECT ''::text, {_STAND}",
+}
+
 _ROW_TYPES = (
     *("text",) * 4, "at", "integer", "text", "text", "at", *("text",) * 3, "bytea", *("text",) * 3, "bigint", "text",
 )  # fmt: skip

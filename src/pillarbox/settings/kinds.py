@@ -84,6 +84,8 @@ def _convert(kind: object, value: object, key: str) -> object:
         return _boolean(value)
     if kind is timedelta or kind == timedelta | None:
         return _duration(kind, value, key)
+    if kind == str | None:
+        return None if value == "none" else _convert(str, value, key)
     if not isinstance(value, str):
         raise ConfigError(f"expected text, found {_named(value)}")
     if (choices := get_args(kind)) and value not in choices:

@@ -1,7 +1,7 @@
 """The tables of the settings: frozen values with their defaults, checked as they are made."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Literal
 
@@ -9,6 +9,7 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.errors import ConfigError
 from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.durations import write_duration
+from pillarbox.settings.urls import parse_url
 
 ZERO = timedelta(0)
 LONGEST = timedelta(days=36_500)
@@ -109,10 +110,13 @@ class InboxSettings:
     mode: Literal["handle", "store"] = "handle"
     unordered: bool = False
     unhandled: Literal["dead", "ignore", "fail"] = "dead"
+    hint: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _within_bounds("inbox", self)
         _at_least("inbox.concurrency", self.concurrency, 1)
+        if self.hint is not None and parse_url("inbox.hint", self.hint).scheme not in ("redis", "rediss"):
+            raise ConfigError("inbox.hint: must be the URL of a Redis: redis://host:6379/0, or rediss:// with TLS")
 
 
 @dataclass(frozen=True, slots=True)

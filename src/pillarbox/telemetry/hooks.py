@@ -38,6 +38,9 @@ class Moment(StrEnum):
     TOPIC_BACK = "topic back"
     STORE_AWAY = "store away"
     STORE_BACK = "store back"
+    HINT_AWAY = "hint away"
+    HINT_BACK = "hint back"
+    HINT_DROPPED = "hint dropped"  # the database went back: what was noted does not hold any more
     LANES_AWAITED = "lanes awaited"
     LANES_SHARED = "lanes shared"  # more or fewer than before
     LANES_SUSPECT = "lanes suspect"  # relays died with them
@@ -63,6 +66,9 @@ TOLD = frozenset(
         Moment.TOPIC_BACK,
         Moment.STORE_AWAY,
         Moment.STORE_BACK,
+        Moment.HINT_AWAY,
+        Moment.HINT_BACK,
+        Moment.HINT_DROPPED,
         Moment.LANES_AWAITED,
         Moment.LANES_SHARED,
         Moment.LANES_SUSPECT,

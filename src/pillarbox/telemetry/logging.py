@@ -61,6 +61,18 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.TOPIC_BACK: (logging.INFO, lambda f: f"topic {f.get('topic')} is back"),
     Moment.STORE_AWAY: (logging.WARNING, lambda f: f"the database is away: {f.get('error')}"),
     Moment.STORE_BACK: (logging.INFO, lambda f: "the database is back"),
+    Moment.HINT_AWAY: (
+        logging.WARNING,
+        lambda f: f"the Redis hint is away; copies are looked up in the database meanwhile: {f.get('error')}",
+    ),
+    Moment.HINT_BACK: (logging.INFO, lambda f: f"the Redis hint is back after {_seconds(f.get('away', 0))}"),
+    Moment.HINT_DROPPED: (
+        logging.WARNING,
+        lambda f: (
+            f"the database went back: its transactions count up to {f.get('found')}, and {f.get('seen')} was seen"
+            " before. What the Redis hint knew of it is dropped"
+        ),
+    ),
     Moment.SLOT_WATCHED: (logging.INFO, lambda f: f"watches the replication slot {f.get('slot')}"),
     Moment.SLOT_DOUBTED: (
         logging.ERROR,

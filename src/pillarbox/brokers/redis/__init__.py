@@ -7,6 +7,7 @@ publisher.py    the near end: one MULTI/EXEC per batch
 scripts.py      the group's bookkeeping, as Lua that the server runs
 member.py       one member of a consumer group: its share of the partitions
 subscriber.py   the far end: waiting, and handing out
+hint.py         no stream at all: the inbox's notes of what was handled
 """
 
 from collections.abc import Sequence
