@@ -28,6 +28,21 @@ async def test_many_replays_leave_room_for_what_is_new(shop: Shop) -> None:
     assert "New" in names(await store.entries(10))
 
 
+async def test_more_than_a_page_is_replayed_in_order_and_no_more_than_was_asked_for(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.stores.sqlite.mending.PAGE", 3)
+    store = await shop.holder()
+    shop.add(*(f"E{n}" for n in range(4)))
+    await publish_all(store)
+    await store.prune(Retention(published=timedelta(0), archive=timedelta(days=1)))
+    shop.add(*(f"E{n}" for n in range(4, 8)))
+    await publish_all(store)
+    for limit, count in ((1_000_000, 8), (7, 7), (6, 6), (2, 2)):
+        assert await store.replay(Query(newest_first=False, limit=limit)) == count
+        assert await publish_all(store) == [f"E{n}" for n in range(count)]
+
+
 async def test_an_event_replayed_twice_goes_out_twice(shop: Shop) -> None:
     store = await shop.holder()
     shop.add("A")
