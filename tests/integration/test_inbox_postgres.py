@@ -105,6 +105,34 @@ async def test_effects_once_and_in_order(bench: Bench) -> None:
     assert await bench.consume(bench.inbox(lambda event: [effect(event)])) == 0
 
 
+async def test_a_function_runs_once_for_a_message_through_every_door(bench: Bench) -> None:
+    inbox, ran = bench.inbox(lambda event: []), list[bool]()
+
+    def apply(*arguments: Any) -> Any:
+        return bench.door.run(transactions[-1], "INSERT INTO effects (n) VALUES (99)")
+
+    async def apply_async(*arguments: Any) -> None:
+        await apply(*arguments)
+
+    applied, transactions = inbox.once(apply_async if inbox.is_async else apply), list[Any]()
+
+    def given(transaction: Any) -> tuple[Any, ...]:
+        transactions.append(transaction)
+        return ("m-1",) if bench.door.name == "django" else (transaction, "m-1")
+
+    async def handle_async(transaction: Any, event: Event[Any]) -> None:
+        ran.append(await applied(*given(transaction)))
+
+    def handle(transaction: Any, event: Event[Any]) -> None:
+        ran.append(applied(*given(transaction)))
+
+    inbox.handler("Twice")(handle_async if inbox.is_async else handle)
+    bench.broker.receive([message(1, type="Twice"), message(2, type="Twice")])
+    assert await bench.consume(inbox) == 2
+    assert (ran, bench.applied()) == ([True, False], [99])
+    assert ("m-1",) in bench.rows("SELECT event_id FROM pillarbox_inbox")
+
+
 async def test_messages_that_are_not_ours_are_recognised_by_their_own_id(bench: Bench) -> None:
     def theirs(n: int, key: str) -> Message:
         return Message(TOPIC, key, {"message-id": f"m-{n}"}, b'{"n": %d}' % n)

@@ -149,6 +149,25 @@ async def own_async_loop(session: AsyncSession, connection: AsyncConnection, mes
     assert_type(await async_inbox.first_time(connection, message_id), bool)
 
 
+@sqlite_inbox.once
+def apply(connection: sqlite3.Connection, message_id: str, order: int) -> None: ...
+
+
+@async_inbox.once
+async def apply_async(session: AsyncSession, message_id: str | UUID) -> None: ...
+
+
+@sqlite_inbox.once  # type: ignore[arg-type]
+def gives_something(connection: sqlite3.Connection, message_id: str) -> int:
+    return 1
+
+
+async def own_loop_with_once(connection: sqlite3.Connection, session: AsyncSession) -> None:
+    assert_type(apply(connection, "1", order=7), bool)
+    assert_type(await apply_async(session, UUID(int=1)), bool)
+    apply(connection, "1")  # type: ignore[call-arg]
+
+
 async def consume() -> None:
     async with Consumer(inbox, broker="sqlite:///stream.db", topics=["order-events"]) as consumer:
         consumer.stop()

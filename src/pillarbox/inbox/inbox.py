@@ -1,9 +1,9 @@
 """The inbox's pure half: its name, its handlers, and how a message is recognised. Every door's Inbox is built on it."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, Generic, NamedTuple, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial, wraps
+from typing import Any, Generic, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
 from pillarbox.core.event import Event
@@ -14,6 +14,7 @@ from pillarbox.errors import ConfigError, HandlerMissing, InvalidEvent
 LONGEST = 255
 H = TypeVar("H", bound=Callable[..., Any])
 M = TypeVar("M")
+P = ParamSpec("P")
 T = TypeVar("T")
 V = TypeVar("V")
 
@@ -111,7 +112,37 @@ class Handlers:
         return frozenset(self._by_type).union(*self._by_topic.values())
 
 
-class Registry(Generic[T, V]):
+class Once:
+    """What every Inbox makes of its `first_time`."""
+
+    @overload
+    def once(self, function: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Coroutine[Any, Any, bool]]: ...
+    @overload
+    def once(self, function: Callable[P, None]) -> Callable[P, bool]: ...
+    def once(self, function: Any) -> Any:
+        """Let a function run only the first time that a message comes, in the caller's own transaction; what it becomes
+        says whether it ran. Its first arguments are those of `first_time`: the connection and the message's id."""
+        first_time = cast("Any", self).first_time
+        leading = len(inspect.signature(first_time).parameters)
+        is_async = inspect.iscoroutinefunction(first_time)
+        _check_once(function, is_async)
+
+        async def run_async(*arguments: Any, **named: Any) -> bool:
+            is_new: bool = await first_time(*arguments[:leading])
+            if is_new:
+                await function(*arguments, **named)
+            return is_new
+
+        def run(*arguments: Any, **named: Any) -> bool:
+            is_new: bool = first_time(*arguments[:leading])
+            if is_new:
+                function(*arguments, **named)
+            return is_new
+
+        return wraps(function)(run_async if is_async else run)
+
+
+class Registry(Once, Generic[T, V]):
     """The half of an Inbox that every door shares: its consumer and its handlers. `T` is what a handler writes with,
     `V` what it gives back: nothing, or something to await."""
 
@@ -171,6 +202,22 @@ def _check_foreign(handler: Handler) -> None:
         )
     if handler.aggregate is not None and not callable(handler.aggregate):
         raise ConfigError(f"{what}: aggregate: {handler.aggregate!r:.60} is no function of the message")
+
+
+def _check_once(function: object, is_async: bool) -> None:
+    """Refuse a function of which nothing would run when it is called as this Inbox calls it."""
+    if not callable(function):
+        raise ConfigError(f"once: {function!r:.60} cannot be called: write @inbox.once above a function")
+    inner = _innermost(function)
+    name = getattr(inner, "__qualname__", repr(function))
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise ConfigError(f"once: {name} has a yield, so calling it would run nothing; remove the yield")
+    if inspect.iscoroutinefunction(inner) != is_async:
+        raise ConfigError(
+            f"once: {name} is a plain function, and this Inbox is awaited: make it `async def`"
+            if is_async
+            else f"once: {name} is async and this Inbox is not: take one that is awaited, or make it a plain function"
+        )
 
 
 def _check_function(type: str, function: object, takes_async: bool) -> bool:

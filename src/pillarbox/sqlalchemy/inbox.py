@@ -12,7 +12,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.insert import Rows, Statement, check_identifier
 from pillarbox.errors import ConfigError
 from pillarbox.inbox import programs
-from pillarbox.inbox.inbox import HandlerOptions, Handlers, Registry, message_key
+from pillarbox.inbox.inbox import HandlerOptions, Handlers, Once, Registry, message_key
 from pillarbox.inbox.statements import Texts, texts_of
 from pillarbox.inbox.steps import Call, Program, call_async, call_sync, commit_failures, drive, drive_async
 from pillarbox.sqlalchemy.transaction import (
@@ -84,7 +84,7 @@ class Inbox(Registry[Session, None]):
         """Every program closes its own session, and the engine's pool is the application's."""
 
 
-class AsyncInbox:
+class AsyncInbox(Once):
     """Receives events for one consumer, each once. `sessions` is an async_sessionmaker.
 
     Async handlers get the AsyncSession; plain functions get its sync Session, and may use it as in a sync program.
