@@ -279,7 +279,8 @@ def handle():
     message = Message("events", None, {{"id": "0190a6a1-0000-7000-8000-0000000000ff", "type": "Ping"}}, b"{{}}")
     one = received.receive(Delivery(message), inbox.handlers, Topics())
     tell = lambda *_: None
-    return inbox.perform(programs.receive(inbox.texts, one, inbox.handlers, datetime.now(UTC), tell, tell)).value
+    means = programs.Means(inbox.handlers, datetime.now(UTC), None, False, tell, tell)
+    return inbox.perform(programs.receive(inbox.texts, one, means)).value
 refused(Exception, handle)
 fail = False
 print(handle(), handle(), sqlite3.connect(path).execute("SELECT count(*) FROM effects").fetchone()[0])

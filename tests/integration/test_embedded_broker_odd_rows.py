@@ -59,7 +59,7 @@ def placed(n: int) -> Message:
         ("headers", "CAST(x'ff' AS TEXT)"),
         ("headers", "x'ff'"),
         ("headers", f"""'{{"id": {"[" * 2000}'"""),
-        ("headers", """'{"type": "Placed", "id": {}}'"""),
+        ("headers", """'{"type": "Placed", "id": ""}'"""),
         ("body", "x'ff'"),
         ("body", "'no JSON'"),
         ("body", "CAST(x'ff' AS TEXT)"),

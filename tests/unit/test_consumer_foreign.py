@@ -67,7 +67,7 @@ async def test_settings_say_where_id_type_and_key_are(bench: Bench) -> None:
     bench.topics = Topics({LEGACY: PLACES})
     bench.handle("placed")
     assert await bench.receive(legacy(1, tenant="blue"), legacy(1, tenant="blue"), legacy(2)) == 2
-    assert (bench.applied(), bench.keys()) == ([1, 2], ["m-1", "m-2"])
+    assert (bench.applied(), bench.keys()) == ([1, 2], ["legacy/m-1", "legacy/m-2"])
     first = bench.seen[0]
     assert (first.type, first.aggregate, first.topic) == ("placed", (LEGACY, "7"), LEGACY)
     assert first.headers == {"message-id": "m-1", "tenant": "blue", "id": "m-1"}
@@ -79,7 +79,7 @@ async def test_its_key_keeps_it_in_order(bench: Bench) -> None:
     bench.handle("placed")
     await bench.receive(legacy(1), legacy(2), legacy(3, "8"), legacy(4, None))
     assert sorted(bench.applied()) == [3, 4]
-    assert bench.parked() == [("m-1", "dead", 1), ("m-2", "blocked", 0)]
+    assert bench.parked() == [("legacy/m-1", "dead", 1), ("legacy/m-2", "blocked", 0)]
 
 
 async def test_out_of_the_parking_lot_it_is_the_same_event(bench: Bench) -> None:
@@ -91,7 +91,7 @@ async def test_out_of_the_parking_lot_it_is_the_same_event(bench: Bench) -> None
     assert await bench.receive() == 1
     before, after = bench.seen
     assert before == after
-    assert bench.keys() == ["m-1"]
+    assert bench.keys() == ["legacy/m-1"]
 
 
 async def test_a_type_can_be_the_same_for_all_of_a_topic(bench: Bench) -> None:
@@ -100,6 +100,14 @@ async def test_a_type_can_be_the_same_for_all_of_a_topic(bench: Bench) -> None:
     assert await bench.receive(legacy(1), message(2)) == 2
     assert [event.type for event in bench.seen] == ["OrderPlaced", "OrderPlaced"]
     assert {event.topic: event.aggregate for event in bench.seen}[LEGACY] is None
+
+
+async def test_two_topics_that_both_count_from_one_do_not_meet(bench: Bench) -> None:
+    here = Topic(id="header message-id", type="is OrderPlaced")
+    bench.topics = Topics({LEGACY: here, "order-events": here})
+    bench.handle("OrderPlaced")
+    assert await bench.receive(legacy(1), legacy(1)._replace(topic="order-events")) == 2
+    assert len({event.id for event in bench.seen}) == 2
 
 
 async def test_without_a_word_they_are_dead_letters(bench: Bench) -> None:
@@ -112,7 +120,7 @@ async def test_a_handler_takes_all_of_a_topic_that_says_no_type(bench: Bench) ->
     bench.handle("OrderPlaced", **BY_KEY)
     assert await bench.receive(legacy(1), legacy(1), legacy(2)) == 2
     assert [(event.type, event.aggregate) for event in bench.seen] == [("OrderPlaced", ("order", "7"))] * 2
-    assert bench.keys() == ["m-1", "m-2"]
+    assert bench.keys() == ["legacy/m-1", "legacy/m-2"]
 
 
 async def test_a_handler_of_a_topic_takes_nothing_of_another(bench: Bench) -> None:
@@ -135,7 +143,7 @@ async def test_of_several_handlers_the_type_chooses(bench: Bench) -> None:
     bench.handle("paid", topic=LEGACY, id=lambda message: f"paid/{message.headers['message-id']}")
     await bench.receive(legacy(1), legacy(2, kind="paid"), legacy(3, kind="lost"), legacy(4, kind=""))
     assert [event.type for event in bench.seen] == ["placed", "paid"]
-    assert bench.keys() == ["m-1", "paid/m-2"]
+    assert bench.keys() == ["legacy/m-1", "legacy/paid/m-2"]
     missing, without = bench.errors()
     assert "has no id" in missing  # nobody says where that is: it is for no handler of this topic
     assert "has no type" in without
@@ -175,14 +183,14 @@ async def test_an_aggregate_function_that_fails_makes_a_dead_letter_too(bench: B
 async def test_where_events_are_stored_first_it_is_the_same(bench: Bench) -> None:
     bench.handle("OrderPlaced", **BY_KEY)
     assert await bench.receive(legacy(1), legacy(1), legacy(2), stores=True) == 2
-    assert (bench.applied(), bench.keys()) == ([1, 2], ["m-1", "m-2"])
+    assert (bench.applied(), bench.keys()) == ([1, 2], ["legacy/m-1", "legacy/m-2"])
 
 
 async def test_a_cloudevent_with_an_id_of_its_own_is_taken(bench: Bench) -> None:
     bench.handle("placed")
     headers = {"ce_specversion": "1.0", "ce_id": "A234-1", "ce_source": "/x", "ce_type": "placed"}
     assert await bench.receive(Message(LEGACY, None, headers, b'{"n": 1}')) == 1
-    assert (bench.keys(), bench.seen[0].headers["id"]) == (["A234-1"], "A234-1")
+    assert (bench.keys(), bench.seen[0].headers["id"]) == (["legacy/A234-1"], "A234-1")
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
     that is no UUID becomes one, always the same, and stays readable as the header `id`."""
     fields, own_headers, body = _parse(delivery.message)
     try:
-        (id, as_it_came), type = _uuid(fields["id"]), fields["type"]
+        (id, as_it_came), type = _uuid(fields["id"], delivery.topic), fields["type"]
         number = _number(fields["number"]) if "number" in fields else None
         occurred_at = _moment(fields["occurred_at"]) if "occurred_at" in fields else None
     except KeyError as error:
@@ -228,14 +228,15 @@ def _with_unpacked(headers: dict[str, str], topic: str) -> dict[str, str]:
         raise DecodeError(f"the headers in {PACKED_HEADERS} of the message on {topic!r} {error}") from error
 
 
-def _uuid(text: str) -> tuple[UUID, dict[str, str]]:
-    """Give an id as a UUID; if it is none, also the header under which it stays as it came."""
+def _uuid(text: str, topic: str) -> tuple[UUID, dict[str, str]]:
+    """Give an id as a UUID; if it is none, one for it within its topic, and the header under which it stays as it
+    came."""
     try:
         return UUID(text), {}
     except ValueError:
         if not text:
             raise
-        return uuid5(_FOREIGN, text), {"id": text}
+        return uuid5(_FOREIGN, f"{topic}/{text}"), {"id": text}
 
 
 def restated(message: Message, its: Mapping[str, str]) -> Message:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Literal
+from uuid import UUID
 
 from pillarbox.core.foreign import Readers, read_aggregate, read_id, read_type, readers_of
 from pillarbox.core.message import Delivery, Message, identity, restated, type_of
@@ -112,7 +113,7 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics, *, ignoring:
             raise DecodeError(f"the message on {message.topic!r} has no id, so a copy of it could not be recognised")
         if len(its.id) > LONGEST:
             raise DecodeError(f"the id of the message on {message.topic!r} is longer than {LONGEST} characters")
-        received.key = message_key(its.id) + (f"/{again}" if again else "")
+        received.key = _key(its.id, message.topic) + (f"/{again}" if again else "")
         _check_text(received)
     except (DecodeError, ValueError, TypeError, AttributeError) as error:
         received.hopeless = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
@@ -145,6 +146,17 @@ def _restate(received: Received, handlers: Handlers, topics: Topics) -> Message:
     message = restated(message, its)
     received.delivery = replace(received.delivery, message=message)
     return message
+
+
+def _key(id: str, topic: str) -> str:
+    """Give an event's place in the inbox. Only a UUID is the same everywhere: what is none is known within its topic,
+    or two that both count from one would be taken for copies of each other."""
+    key = message_key(id)
+    try:
+        UUID(key)
+    except ValueError:
+        return f"{topic}/{key}"
+    return key
 
 
 def _check_text(received: Received) -> None:
