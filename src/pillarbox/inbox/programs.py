@@ -88,11 +88,12 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
     consumer, key = texts.consumer, received.key
     handler = means.handlers.get(received.type, received.delivery.topic)
     event = None if handler is None else decode(received.for_handler, lambda _: handler.model)
+    takes = received.stored and "take_stored" in texts
     within = shared.number if shared is not None and "mark" not in texts else None
     if received.parked:
         if within is not None and handler is not None and (yield from _ended(texts, handler, within)):
             raise HandlerFailed(_ENDED)
-        fresh = yield texts("first_time", consumer, key)
+        fresh = yield texts("take_stored" if takes else "first_time", consumer, key)
     else:
         its = (line_text(received.line), *received.aggregate, received.number, means.unordered, within)
         fresh = yield texts("receive", consumer, key, *its)
@@ -122,7 +123,8 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
             means.tell(Moment.HANDLER_RETURNED, received, handler, value)
         means.reach(Moment.HANDLED, received)
     if received.stored:
-        yield texts("unstore", consumer, key)
+        if not takes:
+            yield texts("unstore", consumer, key)
     elif received.parked:
         yield texts("handled", consumer, key, microseconds(means.now))
     elif received.counted:

@@ -172,6 +172,12 @@ _SQLITE = {
 }
 
 _POSTGRES = {
+    # …: one that was stored leaves the parking lot as its inbox row is written → as first_time
+    "take_stored": (
+        "WITH gone AS (DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state = 'held')"
+        " INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING"
+        " RETURNING pg_current_xact_id()::text"
+    ),
     # The transaction's number comes back with the row: whoever ends the transaction gets another one.
     "first_time": (
         "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING"
