@@ -1,9 +1,10 @@
 """A relay or a consumer that kills or stops itself at a named moment. Run by test_crash_points.py.
 
-python -m tests.acceptance.crashing relay|tapped|consumer|storing FOLDER DATABASE MOMENT NTH [SIGSTOP]
+python -m tests.acceptance.crashing relay|tapped|consumer|storing|sharing FOLDER DATABASE MOMENT NTH [SIGSTOP]
 
-The broker is in the folder, the outbox in the database. A tapped relay publishes to a file of lines instead: one that
-is stopped holds no lock of that.
+The broker is in the folder, the outbox or the inbox in the database. A tapped relay publishes to a file of lines
+instead: one that is stopped holds no lock of that. A storing consumer stores first, a sharing one has several events in
+one transaction.
 """
 
 import asyncio
@@ -16,16 +17,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pillarbox import Consumer, Event, Relay, Settings
+from psycopg import connect
+
+from pillarbox import Consumer, Event, Relay, Settings, dbapi, psycopg
 from pillarbox.core.message import Message
-from pillarbox.dbapi import Inbox
 from pillarbox.settings import InboxSettings, RelaySettings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 
 TOPIC = "order-events"
 BATCH = 40
+ORDERS = 20
 NEEDS_TIME = (Moment.LEASE_RENEWED, Moment.PRUNED)
 """Moments that an empty outbox waits for."""
 
@@ -66,26 +69,49 @@ def tapped(folder: Path, database: str, hooks: Hooks) -> Relay:
     return Relay(replace(settings(folder, database), broker=None), publish=publish, hooks=hooks)
 
 
+def consumer(folder: Path, database: str, hooks: Hooks) -> Consumer:
+    return _consumer(folder, database, hooks, InboxSettings(), fails=lambda order: True)
+
+
 def storing(folder: Path, database: str, hooks: Hooks) -> Consumer:
-    return consumer(folder, database, hooks, "store")
+    return _consumer(folder, database, hooks, InboxSettings(mode="store"), fails=lambda order: True)
 
 
-def consumer(folder: Path, database: str, hooks: Hooks, mode: Literal["handle", "store"] = "handle") -> Consumer:
-    inbox = Inbox("billing", lambda: sqlite3.connect(folder / "billing.db", timeout=10))
+def sharing(folder: Path, database: str, hooks: Hooks) -> Consumer:
+    # One worker, and only the last order fails: the first transaction is one that is shared and succeeds.
+    one = InboxSettings(concurrency=1)
+    return _consumer(folder, database, hooks, one, fails=lambda order: order == ORDERS - 1, batch=True)
 
-    @inbox.handler("OrderPlaced")
-    def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
-        connection.execute("INSERT INTO invoices (event_id, order_id, n) VALUES (?, ?, ?)",
-                           [str(event.id), event.payload["order"], event.payload["n"]])  # fmt: skip
-        if event.payload["n"] == 2 and event.delivery is not None and event.delivery.attempt == 1:
+
+def _consumer(
+    folder: Path,
+    database: str,
+    hooks: Hooks,
+    settled: InboxSettings,
+    *,
+    fails: Callable[[int], bool],
+    batch: bool = False,
+) -> Consumer:
+    inbox: Any  # of one door or the other: what they have in common is all that is used of it
+    if database.startswith("sqlite"):
+        inbox = dbapi.Inbox("billing", lambda: sqlite3.connect(folder / "billing.db", timeout=10))
+    else:
+        inbox = psycopg.Inbox("billing", lambda: connect(database))
+    marker = "?" if database.startswith("sqlite") else "%s"
+
+    @inbox.handler("OrderPlaced", batch=batch)  # type: ignore[untyped-decorator]
+    def bill(connection: Any, event: Event[Any]) -> None:
+        order, n = event.payload["order"], event.payload["n"]
+        connection.execute(f"INSERT INTO invoices (order_id, n) VALUES ({marker}, {marker})", [order, n])
+        if n == 2 and fails(order) and event.delivery is not None and event.delivery.attempt == 1:
             raise ValueError("fails the first time, so that something is parked")
 
-    chosen = replace(settings(folder, database), inbox=InboxSettings(mode=mode))
+    chosen = replace(settings(folder, database), inbox=settled)
     return Consumer(inbox, topics=[TOPIC], settings=chosen, hooks=hooks)
 
 
 KINDS: dict[str, Callable[[Path, str, Hooks], Relay | Consumer]]
-KINDS = {"relay": relay, "tapped": tapped, "consumer": consumer, "storing": storing}
+KINDS = {"relay": relay, "tapped": tapped, "consumer": consumer, "storing": storing, "sharing": sharing}
 
 
 def main(kind: str, folder: str, database: str, moment: str, nth: str, how: str = "SIGKILL") -> None:

@@ -1,8 +1,9 @@
-"""kill -9 at every named crash point, in real processes: of the relay on every database, of the consumer on SQLite."""
+"""kill -9 at every named crash point, in real processes: of the relay and of the consumer, on every database."""
 
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -18,11 +19,12 @@ import pytest
 from psycopg import connect
 
 from pillarbox import Event, dbapi, psycopg
+from pillarbox.stores.postgres.schema import Tables
 from pillarbox.telemetry.hooks import CRASH_POINTS, Hooks, Moment
 from tests.acceptance import crashing
-from tests.acceptance.crashing import BATCH, relay, tapped
+from tests.acceptance.crashing import BATCH, ORDERS, relay, tapped
 
-ORDERS, EACH = 20, 6
+EACH = 6
 WINDOW_AND_CHUNK = 3 * BATCH
 """So many copies one kill or one lost lease may cost."""
 RELAY_POINTS = {
@@ -83,13 +85,29 @@ def fill(connection: Any, outbox: Any, numbers: Iterable[int] = range(EACH)) -> 
             connection.rollback()
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder with a billing database."""
-    migrate(f"sqlite:///{tmp_path / 'billing.db'}")
-    with closing(sqlite3.connect(tmp_path / "billing.db")) as billing:
-        billing.execute("CREATE TABLE invoices (id INTEGER PRIMARY KEY, event_id TEXT, order_id INTEGER, n INTEGER)")
-    return tmp_path
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stream with the events of twenty orders, and an empty billing database; both to be copied."""
+    folder = tmp_path_factory.mktemp("published")
+    asyncio.run(relay(folder, sqlite_shop(folder), Hooks()).run_once())
+    migrate(f"sqlite:///{folder / 'billing.db'}")
+    with closing(sqlite3.connect(folder / "billing.db")) as billing:
+        billing.execute("CREATE TABLE invoices (id INTEGER PRIMARY KEY, order_id INTEGER, n INTEGER)")
+    return folder
+
+
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def billing(request: pytest.FixtureRequest, tmp_path: Path, published: Path) -> str:
+    """The URL of an empty billing database, with a stream of orders to bill beside it."""
+    shutil.copy(published / "stream.db", tmp_path)
+    if request.param == "SQLite":
+        shutil.copy(published / "billing.db", tmp_path)
+        return f"sqlite:///{tmp_path / 'billing.db'}"
+    database: str = request.getfixturevalue("database")
+    with connect(database) as connection:
+        connection.execute(Tables("public", "pillarbox_").sql().encode())
+        connection.execute("CREATE TABLE invoices (id bigserial PRIMARY KEY, order_id integer, n integer)")
+    return database
 
 
 def test_every_crash_point_has_a_test() -> None:
@@ -134,19 +152,32 @@ def test_a_relay_that_is_stopped_past_its_lease_and_woken_repeats_but_reorders_n
 
 @pytest.mark.parametrize(
     ("kind", "moment"),
-    [("consumer", moment) for moment in CONSUMER_POINTS if moment is not Moment.STORED]
-    + [("storing", moment) for moment in CONSUMER_POINTS],
+    [
+        (kind, moment)
+        for kind in ("consumer", "storing", "sharing")
+        for moment in CONSUMER_POINTS
+        if kind == "storing" or moment is not Moment.STORED
+    ],
 )
-def test_a_consumer_killed_at_any_moment_applies_each_event_once(folder: Path, kind: str, moment: Moment) -> None:
-    shop = sqlite_shop(folder)
-    asyncio.run(relay(folder, shop, Hooks()).run_once())
-    die(kind, folder, shop, moment, CONSUMER_POINTS[moment])
-    consumer = {"consumer": crashing.consumer, "storing": crashing.storing}[kind]
-    deadline = Hooks()
-    while len(invoices := rows(folder / "billing.db", "SELECT order_id, n FROM invoices ORDER BY id")) < ORDERS * EACH:
-        asyncio.run(consumer(folder, shop, deadline).run_once(patience=1.5))
+def test_a_consumer_killed_at_any_moment_applies_each_event_once(
+    tmp_path: Path, billing: str, kind: str, moment: Moment
+) -> None:
+    together = kind == "sharing" and moment is Moment.COMMITTED
+    die(kind, tmp_path, billing, moment, 1 if together else CONSUMER_POINTS[moment])
+    assert not together or len(invoices_of(billing)) > 1, "the first transaction was not shared"
+    consumer = {"consumer": crashing.consumer, "storing": crashing.storing, "sharing": crashing.sharing}[kind]
+    while len(invoices := invoices_of(billing)) < ORDERS * EACH:
+        asyncio.run(consumer(tmp_path, billing, Hooks()).run_once(patience=1.5))
     assert max(Counter(invoices).values()) == 1
     assert_all_in_order(invoices)
+
+
+def invoices_of(billing: str) -> list[tuple[int, int]]:
+    sql = "SELECT order_id, n FROM invoices ORDER BY id"
+    if billing.startswith("sqlite"):
+        return rows(Path(billing.removeprefix("sqlite:///")), sql)
+    with connect(billing) as connection:
+        return connection.execute(sql).fetchall()
 
 
 def die(kind: str, folder: Path, database: str, moment: Moment, nth: int) -> None:
