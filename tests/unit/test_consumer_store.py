@@ -132,6 +132,24 @@ async def test_those_that_waited_when_their_process_was_killed_by_another_are_no
     assert sorted(bench.applied()) == [1, 2, 3]
 
 
+async def test_lines_that_a_dead_process_had_out_come_out_as_a_whole(bench: StoreBench) -> None:
+    bench.deadly = Moment.HANDLED
+    await bench.take(*(Delivery(message(n, str(n % 2))) for n in range(10)))
+    bench.deadly = None
+    bench.clock.advance(2)
+    await bench.take()
+    assert bench.applied() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+
+
+async def test_those_behind_a_deadly_one_are_blocked_when_it_is_dead(bench: StoreBench) -> None:
+    bench.deadly = Moment.HANDLED
+    await bench.take(Delivery(message(1)), Delivery(message(2)))
+    for _ in range(3):
+        bench.clock.advance(2)
+        await bench.take()
+    assert bench.parked() == [("1", "dead", 3), ("2", "blocked", 0)]
+
+
 async def test_a_consumer_that_stops_gives_back_what_it_has_not_begun(bench: StoreBench) -> None:
     consumer = bench.consumer(stores=True)
     bench.on = lambda moment, facts: consumer.stop() if moment is Moment.MARKED else None

@@ -1,16 +1,19 @@
 """Events that may have killed their process: counted before the handler, so that they end as dead letters."""
 
+import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from pillarbox.core.event import Event
 from pillarbox.core.message import Delivery
+from pillarbox.core.retry import RetryPolicy
 from pillarbox.telemetry.hooks import Facts, Moment
-from tests.unit.consumer_bench import ConsumerBench, Deliveries, message
+from tests.unit.consumer_bench import ConsumerBench, Deliveries, id_of, message
 
 
 class Killed(BaseException):
@@ -23,6 +26,8 @@ class Deadly(ConsumerBench):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.deadly = False
+        self.only: int | None = None
+        """Which event is deadly; any, if None."""
 
         @self.inbox.handler("OrderPlaced")
         def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
@@ -31,7 +36,7 @@ class Deadly(ConsumerBench):
         self.on = self._die
 
     def _die(self, moment: Moment, facts: Facts) -> None:
-        if self.deadly and moment is Moment.HANDLED:
+        if self.deadly and moment is Moment.HANDLED and self.only in (None, UUID(str(facts["event_id"])).int):
             raise Killed
 
     async def deliver(self, *deliveries: Delivery) -> Deliveries:
@@ -79,9 +84,10 @@ async def test_each_death_is_counted_before_the_handler(bench: Deadly) -> None:
     bench.deadly = True
     await bench.deliver(Delivery(message(1)))
     assert bench.parked() == []
-    for deaths in (1, 2):
-        await bench.deliver(again(1))
-        assert bench.parked() == [("1", "suspect", deaths)]
+    await bench.deliver(again(1))
+    assert bench.parked() == [("1", "suspect", 1)]
+    await bench.deliver(again(1))
+    assert bench.parked() == [("1", "held", 2)]
     assert bench.applied() == []
 
 
@@ -90,21 +96,66 @@ async def test_an_event_that_kills_every_time_ends_as_a_dead_letter(bench: Deadl
     await bench.deliver(Delivery(message(1)))
     for _ in range(2):
         await bench.deliver(again(1))
+    bench.clock.advance(2)
     subscriber = await bench.deliver(again(1))
     assert bench.parked() == [("1", "dead", 3)]
-    assert "crashed the consumer" in bench.column("last_error")
+    assert "its process died 3 times" in bench.column("last_error")
     assert [one.message for one in subscriber.acknowledged] == [message(1)]
+
+
+async def test_nobody_waits_until_a_deadly_one_is_dead(bench: Deadly) -> None:
+    bench.deadly, bench.only = True, 1
+    deliveries = [again(1), again(2, order="8"), again(3), again(4, order="8")]
+    await bench.deliver(*deliveries)
+    assert bench.applied() == []
+    subscriber = await bench.deliver(*deliveries)
+    assert bench.applied() == [2, 4]
+    assert bench.parked() == [("1", "held", 2), ("3", "blocked", 0)]
+    assert len(subscriber.acknowledged) == 4
+
+
+async def test_a_deadly_one_comes_last_and_the_least_deadly_of_several_first(bench: Deadly) -> None:
+    bench.deadly, bench.policy = True, RetryPolicy()
+    for order in ("7", "8"):
+        bench.only = int(order)
+        await bench.deliver(again(bench.only, order=order))
+        await bench.deliver(again(bench.only, order=order))
+    bench.db.execute("UPDATE pillarbox_inbox_parked SET attempts = 1 WHERE event_id = ?", [id_of(8)])
+    bench.deadly = False
+    bench.clock.advance(2)
+    await bench.deliver(again(1, order="1"), again(2, order="2"))
+    assert bench.applied() == [1, 2, 8, 7]
+
+
+async def test_a_deadly_one_waits_for_others_a_minute_at_most(bench: Deadly) -> None:
+    bench.deadly, bench.policy = True, RetryPolicy()
+    await bench.deliver(again(1))
+    await bench.deliver(again(1))
+    bench.deadly = False
+
+    class Endless(Deliveries):
+        """Has always one more, until the deadly one is tried."""
+
+        async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
+            bench.clock.advance(1)
+            n = 10 + len(self.acknowledged)
+            return [] if 1 in bench.applied() else [Delivery(message(n, order=str(n)))]
+
+    subscriber = Endless()
+    async with asyncio.timeout(30):
+        await bench.consume(open_subscriber=lambda: subscriber)
+    assert 1 in bench.applied()
+    assert len(subscriber.acknowledged) > 1
 
 
 async def test_its_followers_wait_behind_it(bench: Deadly) -> None:
     bench.deadly = True
-    for _ in range(2):
-        await bench.deliver(again(1))
+    await bench.deliver(again(1))
     bench.deadly = False
     bench.policy = bench.policy.__class__(retries=1)
     await bench.deliver(again(1), again(2), Delivery(message(3)), again(4, order="8"))
     assert bench.applied() == [4]
-    assert bench.parked() == [("1", "dead", 3), ("2", "blocked", 0), ("3", "blocked", 0)]
+    assert bench.parked() == [("1", "dead", 2), ("2", "blocked", 0), ("3", "blocked", 0)]
 
 
 async def test_a_suspect_that_recovers_is_handled_once(bench: Deadly) -> None:
@@ -113,7 +164,7 @@ async def test_a_suspect_that_recovers_is_handled_once(bench: Deadly) -> None:
     bench.deadly = False
     await bench.deliver(again(1), again(1))
     assert bench.applied() == [1]
-    assert bench.parked() == []
+    assert bench.parked() == [("1", "handled", 3)]
 
 
 async def test_a_suspect_that_was_handled_is_a_copy(bench: Deadly) -> None:

@@ -149,6 +149,8 @@ class Intake:
         self._unsettled: list[Settlement[Received]] = []
         self._unacknowledged: list[Delivery] = []
         self._told: Counter[Reception] = Counter()
+        self._idle = False  # there was nothing to do at the last turn
+        self._waits = False  # something in the parking lot is due once there is nothing else to do
 
     def _hinting_with(self, hint: Hint) -> Hinting:
         handling = self._handling
@@ -198,7 +200,11 @@ class Intake:
             self._window.enter(arrived, self._clock.now())
         if not self._handling.store.pause:
             self._handling.give(self._window.ready(self._blocked))
-        if not self._busy and not self.away:
+        was_idle, self._idle = self._idle, not self._busy and not self.away
+        if self._idle:
+            if self._waits and not was_idle:
+                self._look_at = 0.0
+                return False
             return True
         await self._news()
         await self._settle()
@@ -241,10 +247,12 @@ class Intake:
             if seen.overdue:
                 await self._give_up(seen.overdue)
             room = self._window.room
-            claim = lot.claim(texts, now_at, room, dict(self._out)) if seen.is_due and room else None
+            is_due = seen.is_due and room
+            claim = lot.claim(texts, now_at, room, dict(self._out), idle=self._idle) if is_due else None
             due = await self._handling.books(claim) if claim is not None else []
         except StoreUnavailable:
             return
+        self._waits = seen.is_due and not due
         self._look_at = now + LOOK_EVERY
         self._hold_at = self._hold_at if self._out else now + HOLD_EVERY
         if seen.standing != self._standing:
@@ -371,8 +379,8 @@ class Intake:
             return False
         self._hooks.reach(Moment.PARKED, count=len(failed))
         self._tell(failed)
-        if any(isinstance(verdict, Blocked) for _, verdict in failed):
-            self._look_at = 0.0  # one of them may be the number that its line waits for
+        if any(isinstance(verdict, Blocked) or received.abandoned for received, verdict in failed):
+            self._look_at = 0.0  # one of them may be the number that its line waits for, or is due at once
         return True
 
     def _tell(self, failed: Sequence[Settlement[Received]]) -> None:

@@ -367,11 +367,17 @@ class Handling:
             failed = await self._perform(worker, lot.suspect(self._inbox.texts, received, self._clock.now()))
             if failed is not None:
                 received.attempts, received.counted = failed, True
+                received.abandoned = received.abandoned or failed > 1
             elif received.parked:
                 return Reception.COPY
         if received.counted and received.attempts > self._rules.policy.retries:
             deaths, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
-            raise Reject(f"crashed the consumer: its process died {deaths} times while this was handled")
+            raise Reject(_crashed(deaths))
+        if received.abandoned and not received.parked:
+            # In the window all others would wait until it is dead: it is tried out of the parking lot. Nothing is tried
+            # now, but parking counts one; and the try that comes is counted when it begins.
+            deaths, received.attempts = received.attempts, received.attempts - 2
+            raise RetryLater(0, _crashed(deaths))
         reception = await self._perform(worker, programs.receive(self._inbox.texts, received, self._means()))
         self._tell_committed(received, reception)
         return reception
@@ -446,6 +452,10 @@ class Handling:
                     topic=received.delivery.topic,
                     seconds=seconds,
                 )
+
+
+def _crashed(deaths: int) -> str:
+    return f"crashed the consumer: its process died {deaths} times while this was handled"
 
 
 def _trace(error: BaseException) -> str | None:

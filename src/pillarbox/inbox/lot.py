@@ -8,6 +8,9 @@ hold       … for a while longer
 let_go     give back what nothing was done with
 suspect    count a try before it, durably, of an event that may have killed its process
 
+What processes have died with (*deadly*: held, with tries that were counted) comes out last and one at a time, when its
+consumer has nothing else to do: so nobody waits until it is dead, nor dies with it again and again.
+
 Whether a row is held decides nothing but who tries it: an event is handled once because of its row in the inbox, and
 in order because whoever takes a line takes it from its head.
 """
@@ -15,6 +18,7 @@ in order because whoever takes a line takes it from its head.
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pillarbox.core.insert import microseconds
@@ -28,6 +32,8 @@ from pillarbox.inbox.steps import Program
 HOLD = timedelta(seconds=2)
 """How long what is out is left alone by others; whoever has it says in time that it still does."""
 PATIENCE = timedelta(minutes=1)
+DEADLY_PATIENCE = timedelta(minutes=1)
+"""So long what processes have died with waits for others at most."""
 BUFFER = 1000
 """So long, and behind so many events of its aggregate, a missing number is waited for before somebody is told, where
 the broker keeps no order."""
@@ -78,11 +84,17 @@ def _is_overdue(head: Head, now: datetime) -> bool:
     return waits and (head.standing > BUFFER or head.parked_at <= microseconds(now - PATIENCE))
 
 
-def claim(texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None]) -> Program[list[Received]]:
-    """Take out what is due, in order for each line, at most `room`; what is `out` already is not given again."""
+def claim(
+    texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None], *, idle: bool = True
+) -> Program[list[Received]]:
+    """Take out what is due, in order for each line, at most `room`; what is `out` already is not given again. `idle`
+    says that the consumer has nothing else to do."""
     if "lock" in texts:
         yield texts("lock", texts.consumer)
     rows = yield from _due(texts, microseconds(now), room, {line_text(line) for line in out.values()})
+    if len(rows) < room:
+        is_its_turn = idle and not rows and not out
+        rows += yield from _deadly(texts, now if is_its_turn else now - DEADLY_PATIENCE, room - len(rows))
     due = [received for received in map(unpark, rows) if received.key not in out]
     if due:
         yield texts("hold", texts.consumer, microseconds(now + HOLD), _list(received.key for received in due))
@@ -101,11 +113,21 @@ def _due(texts: Texts, at: int, room: int, lines_out: Collection[str | None]) ->
             rows += yield from _next_number(texts, head)
         else:
             # Behind a head that failed nobody comes out before it is done; a head that only waited leads its line.
-            line = yield texts("due_line", consumer, head.line, room - len(rows) if head.state == "blocked" else 1)
+            waited = head.state in ("blocked", "held")
+            line = yield texts("due_line", consumer, head.line, room - len(rows) if waited else 1)
             rows += _leading(line)
     if len(rows) < room:
         rows += yield texts("due_stored", consumer, room - len(rows))
     return rows
+
+
+def _deadly(texts: Texts, now: datetime, room: int) -> Program[Sequence[Any]]:
+    """Find what processes have died with, and those behind it that were out with it: nobody else lets these go."""
+    rows: Sequence[Any] = yield texts("due_deadly", texts.consumer, microseconds(now))
+    if not rows or rows[0][1] is None:
+        return rows
+    line = yield texts("due_line", texts.consumer, rows[0][1], room)
+    return list(takewhile(lambda row: row[-1] == "held", line))
 
 
 def _next_number(texts: Texts, head: Head) -> Program[Sequence[Any]]:
@@ -117,9 +139,10 @@ def _next_number(texts: Texts, head: Head) -> Program[Sequence[Any]]:
 
 
 def _leading(line: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Give the head of a line, and those behind it that only wait."""
+    """Give the head of a line, unless it is deadly, and those behind it that only wait."""
     for place, row in enumerate(line):
-        if place and row[-1] not in ("stored", "blocked"):
+        deadly = row[-1] == "held" and row[2]
+        if deadly or (place and row[-1] not in ("stored", "blocked", "held")):
             return
         yield row
 
@@ -195,7 +218,13 @@ class Place(NamedTuple):
 def _place(received: Received, verdict: Settled, *, unordered: bool) -> Place:
     line = line_text(received.line)
     if isinstance(verdict, RetryAt):
-        return Place("retrying", line, microseconds(verdict.at), verdict.error)
+        # What a process has died with is as if that one still had it: its next try is counted before it begins.
+        return Place(
+            "held" if received.abandoned and not received.parked else "retrying",
+            line,
+            microseconds(verdict.at),
+            verdict.error,
+        )
     if isinstance(verdict, Dead):
         waits = received.numbering == "gap" and unordered
         return Place("blocked" if waits else "dead", line if verdict.blocks else None, None, verdict.error)

@@ -68,7 +68,7 @@ class Received:
         self.stored = False
         """It was stored to be handled later, and nothing has happened to it since."""
         self.abandoned = False
-        """A consumer had it out of the parking lot and has not said what became of it."""
+        """A consumer had it out of the parking lot, or tried it as a suspect, and has not said what became of it."""
         self.trace: str | None = None
         """The traceback of its last failure."""
         self.known: int | None = None

@@ -81,7 +81,12 @@ _BOTH = {
     # consumer, now, limit → those outside any line whose time has come
     "due_free": (
         f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND line IS NULL"
-        " AND state IN ('held', 'retrying') AND due_at <= {at_2} ORDER BY due_at, id LIMIT $3"
+        " AND (state = 'retrying' OR state = 'held' AND attempts = 0) AND due_at <= {at_2} ORDER BY due_at, id LIMIT $3"
+    ),
+    # consumer, now → what processes have died with, if its time has come: the least deadly first
+    "due_deadly": (
+        f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND state = 'held' AND attempts > 0"
+        " AND due_at <= {at_2} ORDER BY attempts, id LIMIT 1"
     ),
     # consumer, line, limit → a line, from its head
     "due_line": (
