@@ -41,6 +41,8 @@ BATCH = 100
 TOGETHER = 0.05
 FETCH_EVERY = 0.02
 LOOK_EVERY = 0.25
+CLAIM = 200
+"""How many are out of the parking lot at most: whoever has them out has to say so again and again."""
 HOLD_EVERY = lot.HOLD.total_seconds() / 4
 IDLE = 0.5
 """How long to wait for a delivery when nothing is going on, in seconds; a stop waits no longer than that."""
@@ -246,8 +248,8 @@ class Intake:
             seen = await self._handling.books(lot.look(texts, now_at, self._out.values()), reading=True)
             if seen.overdue:
                 await self._give_up(seen.overdue)
-            room = self._window.room
-            is_due = seen.is_due and room
+            room = min(self._window.room, CLAIM - len(self._out))
+            is_due = seen.is_due and room > 0
             claim = lot.claim(texts, now_at, room, dict(self._out), idle=self._idle) if is_due else None
             due = await self._handling.books(claim) if claim is not None else []
         except StoreUnavailable:
@@ -358,8 +360,8 @@ class Intake:
             self._unacknowledged += [item.delivery for item, _ in self._unsettled if not item.parked]
             for item, _ in self._unsettled:
                 self._out.pop(item.key, None)
-            if not self._out and any(item.parked for item, _ in self._unsettled):
-                self._look_at = 0.0  # more of a line may be due now
+            if len(self._out) <= CLAIM // 2 and any(item.parked for item, _ in self._unsettled):
+                self._look_at = 0.0  # more may be due now
             if self._hinting:
                 await self._hinting.note(item for item, _ in self._unsettled)
             self._unsettled.clear()
