@@ -1,5 +1,6 @@
 """Benchmarks on PostgreSQL: one real server for all of them, with fsync on."""
 
+from benchmarks.postgres.deadly import rows as deadly_rows
 from benchmarks.postgres.drain import deep_rows as depth_rows
 from benchmarks.postgres.drain import rows as drain_rows
 from benchmarks.postgres.latency import rows as latency_rows
@@ -10,6 +11,7 @@ from benchmarks.postgres.shop import durable_server
 from benchmarks.postgres.writing import rows as writing_rows
 
 __all__ = [
+    "deadly_rows",
     "depth_rows",
     "drain_rows",
     "durable_server",
