@@ -221,6 +221,8 @@ class Stats:
     pending_by_topic: dict[str, int] = field(default_factory=dict)
     """Of the first 10,000 pending ones."""
     inbox_dead: int = 0
+    inbox_waiting: int = 0
+    """Received events that are stored, tried again, or wait behind one that is."""
     stopped: str | None = None
     """Why the log cannot be read on, with the cure; None if it can."""
     full: FullLot | None = None

@@ -256,7 +256,7 @@ O = TypeVar("O")  # noqa: E741
 
 
 def _check_opener(opener: O, example: str) -> O:
-    if not callable(opener) and not hasattr(opener, "connection"):
+    if isinstance(opener, Connection | AsyncConnection) or not (callable(opener) or hasattr(opener, "connection")):
         raise ConfigError(
             f"opener: {opener!r:.60} opens nothing: give a pool, or a function that connects, for example"
             f" lambda: {example}"

@@ -212,6 +212,7 @@ def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
         "delayed",
         "dead",
         "inbox_dead",
+        "inbox_waiting",
         "last_published_at",
         "pauses",
         "relays",

@@ -1,6 +1,8 @@
 """Receiving on PostgreSQL, through every door: effects once, in order, whatever the handler does to its transaction."""
 
 import asyncio
+import random
+import string
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -145,12 +147,14 @@ async def test_messages_that_are_not_ours_are_recognised_by_their_own_id(bench: 
     bench.broker.receive([theirs(1, "7"), theirs(2, "7"), theirs(3, "8"), theirs(3, "8")])
     await bench.consume(inbox)
     assert bench.applied() == [3]
-    assert [one[:2] for one in bench.parked()] == [("m-1", "dead"), ("m-2", "blocked")]
+    assert [one[:2] for one in bench.parked()] == [("order-events/m-1", "dead"), ("order-events/m-2", "blocked")]
     bench.db.execute("UPDATE pillarbox_inbox_parked SET state = 'retrying', due_at = now() WHERE state = 'dead'")
     bench.clock.advance(timedelta(days=36500))
     await bench.consume(inbox)
     assert bench.applied() == [3, 1, 2]
-    assert bench.rows("SELECT event_id FROM pillarbox_inbox ORDER BY 1") == [("m-1",), ("m-2",), ("m-3",)]
+    assert bench.rows("SELECT event_id FROM pillarbox_inbox ORDER BY 1") == [
+        (f"order-events/m-{n}",) for n in (1, 2, 3)
+    ]
 
 
 async def test_the_number_of_an_ignored_type_counts(bench: Bench) -> None:
@@ -338,6 +342,16 @@ async def test_one_that_ends_the_shared_transaction_loses_nothing_of_the_others(
     assert len(applied) == len(set(applied)), "an effect was applied twice"
 
 
+async def test_what_a_handler_writes_after_its_own_commit_is_not_lost(bench: Bench) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        ends = [Swallowed("COMMIT"), "INSERT INTO effects (n) VALUES (33)"] if event.payload["n"] == 3 else []
+        return [effect(event), *ends]
+
+    bench.broker.receive([message(n, str(n)) for n in range(8)])
+    await bench.consume(bench.inbox(acts, batch=True))
+    assert sorted(bench.applied()) == [*range(8), 33]
+
+
 async def test_a_missing_number_stops_its_aggregate_until_it_comes(bench: Bench) -> None:
     inbox = bench.inbox(lambda event: [effect(event)])
     bench.broker.receive([message(n, number=str(n)) for n in (1, 2, 4, 5)] + [message(11, "8", number="1")])
@@ -370,6 +384,33 @@ async def test_without_order_events_wait_for_those_before_them(bench: Bench) -> 
     await bench.consume(inbox, unordered=True)
     await bench.consume(inbox, unordered=True)
     assert bench.applied() == [1, 2, 3, 4, 5]
+
+
+LONG = "".join(random.Random(1).choices(string.ascii_letters, k=9000))
+ODD: dict[str, dict[str, str]] = {
+    **{f"NUL in {name}": {name: "a\0b"} for name in ("id", "type", "aggregate_id", "aggregate_type")},
+    **{f"long {name}": {name: LONG} for name in ("id", "type", "aggregate_id", "aggregate_type")},
+    "long aggregate with a number": {"aggregate_id": LONG, "number": "1"},
+    "NUL in replay": {"pillarbox-replay": "a\0b"},
+    "long replay": {"pillarbox-replay": LONG},
+}
+
+
+@pytest.mark.parametrize("bench", [DOORS[0]], ids=lambda door: door.name, indirect=True)
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
+async def test_an_odd_message_is_a_dead_letter_and_nobody_else_pays(
+    bench: Bench, odd: dict[str, str], stores: bool
+) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), RuntimeError("no") if event.payload["n"] == 1 else None]
+
+    inbox = bench.inbox(acts, replays=True)
+    own = message(1)
+    bench.broker.receive([own._replace(headers={**own.headers, **odd}), message(3, "9")])
+    await bench.consume(inbox, stores=stores)
+    assert bench.applied() == [3]
+    assert [state for _, state, *_ in bench.parked()] == ["dead"]
 
 
 async def test_two_consumers_share_what_is_stored_in_order(bench: Bench) -> None:

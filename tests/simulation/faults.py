@@ -24,6 +24,8 @@ RELAY_MOMENTS = (
     Moment.LANES_TAKEN, Moment.ENTRIES_READ, Moment.BEFORE_SEND, Moment.SENT, Moment.ANSWERED, Moment.SETTLING,
     Moment.SETTLED, Moment.LEASE_RENEWED, Moment.LANES_RELEASED, Moment.TOPIC_AWAY, Moment.TOPIC_BACK,
 )  # fmt: skip
+RARE = (Moment.TOPIC_BACK, Moment.LANES_RELEASED, Moment.STORED, Moment.PARKED)
+"""Moments that come seldom: there a crash is likelier."""
 TOPIC_FAILURES: dict[str, Callable[[str], PublishError]] = {
     "does not answer": BrokerUnavailable,
     "answers too late": PublishTimeout,
@@ -98,7 +100,8 @@ class Life:
             self.held.add(str(facts["topic"]))
         elif moment is Moment.TOPIC_BACK:
             self.held.discard(str(facts["topic"]))
-        if moment in (*RELAY_MOMENTS, *CONSUMER_MOMENTS) and self.chance("crash", moment, self.world.odds.crash):
+        odds = self.world.odds.crash * (5 if moment in RARE else 1)
+        if moment in (*RELAY_MOMENTS, *CONSUMER_MOMENTS) and self.chance("crash", moment, odds):
             self.die()
 
     async def strike(self, point: str) -> None:

@@ -270,7 +270,7 @@ def test_retries_that_block_nobody_are_a_note() -> None:
 def test_a_dead_event_of_the_inbox_is_a_problem() -> None:
     problem = found(replace(QUIET, inbox_dead=1))[0]
     assert problem.severity == "problem"
-    assert problem.line == "1 received event is dead: the handler gave up, and its aggregate waits"
+    assert problem.line == "1 received event is dead; the list says why, and what waits behind"
     assert problem.commands == ("pillarbox dead list --inbox --database sqlite:///shop.db",)
 
 

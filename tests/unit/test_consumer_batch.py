@@ -139,6 +139,20 @@ async def test_behind_one_that_commits_by_itself_nothing_goes_on_in_a_transactio
     assert outside == []
 
 
+async def test_what_a_handler_writes_after_its_own_commit_is_not_lost(bench: BatchBench) -> None:
+    def act(connection: sqlite3.Connection, n: int) -> None:
+        if n == 2:
+            connection.commit()
+            connection.execute("INSERT INTO effects VALUES (22)")
+
+    bench.act = act
+    bench.publish(*(message(n, str(n)) for n in range(1, 6)))
+    assert await bench.consume() == 5
+    assert sorted(bench.applied()) == [1, 2, 3, 4, 5, 22]
+    assert len(bench.told(Moment.HANDLER_COMMITTED)) == 1
+    assert bench.parked() == []
+
+
 async def test_one_that_rolls_back_takes_nobody_along(bench: BatchBench) -> None:
     def act(connection: sqlite3.Connection, n: int) -> None:
         if n == 2:

@@ -57,6 +57,14 @@ class NumberBench(ConsumerBench):
         self.db.execute("UPDATE pillarbox_inbox_parked SET state = 'dropped' WHERE event_id = ?", [id_of(number)])
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def die() -> None:
+    raise Killed
+
+
 def numbered(number: int, order: str = "7", id: str | None = None) -> Message:
     own = message(number, order, number=str(number))
     return own if id is None else own._replace(headers={**own.headers, "id": id})
@@ -100,6 +108,94 @@ async def test_it_goes_on_by_itself_when_the_missing_one_is_sent(bench: NumberBe
     assert bench.applied() == [1, 2, 3, 4, 5, 6]
     assert bench.last() == 6
     assert await bench.receive(7) == 1
+
+
+@pytest.mark.parametrize("unordered", [False, True])
+async def test_the_missing_one_may_fail_first(bench: NumberBench, unordered: bool) -> None:
+    bench.failing[2] = ValueError("not yet")
+    await bench.receive(1, 3, unordered=unordered)
+    await bench.receive(2, unordered=unordered)
+    bench.failing.clear()
+    await bench.later(2, unordered=unordered)
+    assert (bench.applied(), bench.last()) == ([1, 2, 3], 3)
+
+
+async def test_the_missing_one_may_be_dead_and_retried(bench: NumberBench) -> None:
+    bench.failing[2] = Reject("not yet")
+    await bench.receive(1, 3)
+    await bench.receive(2)
+    bench.failing.clear()
+    bench.retry(2)
+    await bench.consume()
+    assert (bench.applied(), bench.last()) == ([1, 2, 3], 3)
+
+
+async def test_a_process_may_die_with_the_missing_one(bench: NumberBench) -> None:
+    await bench.receive(1, 3)
+    bench.publish(numbered(2))
+    bench.on = lambda moment, facts: die() if moment is Moment.MARKED else None
+    with pytest.raises(Killed):
+        await bench.consume()
+    bench.on = lambda moment, facts: None
+    await bench.later(2)
+    assert (bench.applied(), bench.last()) == ([1, 2, 3], 3)
+
+
+async def test_if_both_are_retried_the_missing_one_goes_first(bench: NumberBench) -> None:
+    bench.failing[2] = Reject("not yet")
+    await bench.receive(1, 3)
+    await bench.receive(2)
+    bench.failing.clear()
+    bench.retry(2)
+    bench.retry(3)
+    await bench.consume()
+    assert (bench.applied(), bench.last()) == ([1, 2, 3], 3)
+
+
+async def test_one_that_was_accepted_stays_so_when_it_fails(bench: NumberBench) -> None:
+    bench.failing[3] = ValueError("not yet")
+    await bench.receive(1, 3)
+    bench.retry(3)
+    await bench.consume()
+    assert bench.parked() == [("3", "retrying", 1)]
+    bench.failing.clear()
+    await bench.later(2)
+    assert (bench.applied(), bench.last()) == ([1, 3], 3)
+
+
+async def test_a_dead_one_that_was_passed_over_can_be_retried(bench: NumberBench) -> None:
+    bench.topics = Topics(SKIP)
+    bench.failing[2] = Reject("not yet")
+    await bench.receive(1, 2, 3)
+    bench.failing.clear()
+    bench.retry(2)
+    await bench.receive(4)
+    assert (bench.applied(), bench.last()) == ([1, 3, 2, 4], 4)
+
+
+async def test_a_dead_one_that_is_retried_before_the_next_comes_is_not_missing(bench: NumberBench) -> None:
+    bench.topics = Topics(SKIP)
+    bench.failing[2] = Reject("not yet")
+    await bench.receive(1, 2)
+    bench.failing.clear()
+    bench.retry(2)
+    await bench.consume()
+    await bench.receive(3)
+    assert (bench.applied(), bench.last()) == ([1, 2, 3], 3)
+
+
+async def test_what_was_dropped_before_a_counter_stepped_back_hides_no_gap(bench: NumberBench) -> None:
+    bench.failing[3] = Reject("no")
+    await bench.receive(1, 2, 3)
+    bench.drop(3)
+    bench.failing.clear()
+    await bench.receive(4)
+    await bench.receive(numbered(2, id=id_of(102)))
+    bench.retry(102)
+    await bench.consume()
+    await bench.receive(numbered(4, id=id_of(104)))
+    assert bench.applied() == [1, 2, 4, 2]
+    assert len(bench.told(Moment.NUMBER_MISSING)) == 1
 
 
 async def test_whoever_retries_it_goes_on_without_the_missing_one(bench: NumberBench) -> None:
@@ -175,6 +271,27 @@ async def test_whoever_retries_a_conflict_goes_on_from_its_number(bench: NumberB
     bench.retry(102)
     await bench.consume()
     assert (bench.applied(), bench.last()) == ([1, 2, 3, 2, 3, 4], 4)
+
+
+async def test_one_that_comes_late_is_told_apart_and_sets_nobody_back(bench: NumberBench) -> None:
+    await bench.receive(2, 3)
+    await bench.receive(1)
+    assert bench.parked() == [("1", "dead", 0)]
+    assert "number 1 of order 7 comes late: this consumer began with number 2" in bench.column("last_error", 1)
+    bench.retry(1)
+    await bench.receive(4)
+    assert (bench.applied(), bench.last()) == ([2, 3, 1, 4], 4)
+
+
+async def test_one_that_somebody_went_on_without_comes_late(bench: NumberBench) -> None:
+    await bench.receive(1, 3, 4)
+    bench.retry(3)
+    await bench.consume()
+    await bench.receive(2)
+    assert "comes late" in bench.column("last_error", 2)
+    bench.retry(2)
+    await bench.receive(5)
+    assert (bench.applied(), bench.last()) == ([1, 3, 4, 2, 5], 5)
 
 
 def made_at(bench: NumberBench, days_ago: float, number: int) -> str:

@@ -9,9 +9,10 @@ import pytest
 
 from pillarbox.core.event import Event
 from pillarbox.core.message import Delivery
+from pillarbox.core.routing import Topic, Topics
 from pillarbox.errors import Reject
 from pillarbox.telemetry.hooks import Facts, Moment
-from tests.unit.consumer_bench import ConsumerBench, Deliveries, message
+from tests.unit.consumer_bench import TOPIC, ConsumerBench, Deliveries, message
 
 
 class Killed(BaseException):
@@ -171,6 +172,28 @@ async def test_what_is_stored_is_handled_before_what_arrives_in_the_other_mode(b
     subscriber = Deliveries(Delivery(message(3)), Delivery(message(4, "8")))
     await bench.consume(open_subscriber=lambda: subscriber)
     assert [n for n in bench.applied() if n != 4] == [1, 2, 3]
+
+
+async def test_a_suspect_of_the_other_mode_is_not_lost(bench: StoreBench) -> None:
+    bench.deadly = Moment.MARKED
+    again = Deliveries(Delivery(message(1), redelivered=True))
+    with pytest.raises(Killed):
+        await bench.consume(open_subscriber=lambda: again)
+    assert bench.parked() == [("1", "suspect", 1)]
+    bench.deadly = None
+    subscriber = await bench.take(Delivery(message(1), redelivered=True))
+    assert (bench.applied(), len(subscriber.acknowledged)) == ([1], 1)
+
+
+async def test_what_cannot_be_read_is_dead_at_once(bench: StoreBench) -> None:
+    bench.topics = Topics({TOPIC: Topic(id="header message-id")})
+    await bench.take(Delivery(message(1)), Delivery(message(2)))
+    assert bench.applied() == []
+    assert [state for _, state, _ in bench.parked()] == ["dead", "dead"]
+    bench.db.execute("UPDATE pillarbox_inbox_parked SET state = 'retrying', due_at = 0")
+    await bench.take()
+    assert bench.applied() == []
+    assert {state for _, state, _ in bench.parked()} == {"dead"}
 
 
 async def test_types_that_are_ignored_are_not_stored(bench: StoreBench) -> None:

@@ -356,7 +356,7 @@ def structured(document: object) -> Delivery:
     [
         (Delivery(Message("orders", None, {}, b"{}")), "on 'orders' has no 'id' header, so it is not an event"),
         (Delivery(Message("orders", None, {"id": str(ID)}, b"{}")), "has no 'type' header"),
-        (plain(id=""), "a header of the message on 'orders' is malformed: badly formed"),
+        (plain(id=""), "a header of the message on 'orders' is malformed: the id is empty"),
         (plain(number="x"), "the number 'x' is not a whole number"),
         (plain(number="-1"), "not a whole number"),
         (plain(number="٣"), "not a whole number"),

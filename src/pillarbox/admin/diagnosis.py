@@ -278,7 +278,7 @@ def _beyond_the_heads(stats: Stats, mentioned: Sequence[Record], settings: Setti
         line = f"{_count(stats.dead, 'event')} dead in all"
         yield Finding("note", "dead", line, (command("dead list", settings),))
     if stats.inbox_dead:
-        line = f"{_count(stats.inbox_dead, 'received event')} dead: the handler gave up, and its aggregate waits"
+        line = f"{_count(stats.inbox_dead, 'received event')} dead; the list says why, and what waits behind"
         yield Finding("problem", "inbox dead", line, (command("dead list --inbox", settings),))
 
 
@@ -300,6 +300,9 @@ def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
 
 
 def _fine(stats: Stats) -> Finding:
+    if stats.inbox_waiting and not stats.pending:
+        line = f"all is well: {stats.inbox_waiting} received, and not handled yet"
+        return Finding("fine", "fine", line)
     if stats.pending:
         return Finding("fine", "fine", f"all is well: {_events(stats.pending, stats.pending_exact)} on the way")
     return Finding("fine", "fine", "all is well: nothing is waiting")

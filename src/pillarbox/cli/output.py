@@ -230,6 +230,7 @@ def stats_json(stats: Stats, living: Sequence[RelaySeen]) -> dict[str, Any]:
         "delayed": stats.delayed,
         "dead": stats.dead,
         "inbox_dead": stats.inbox_dead,
+        "inbox_waiting": stats.inbox_waiting,
         "last_published_at": stats.last_published_at,
         "pauses": [{"topic": p.topic, "since": p.since, "who": p.who, "why": p.why} for p in stats.pauses],
         "relays": [

@@ -14,6 +14,7 @@ over many headers, so the event's own ones are all in PACKED_HEADERS, as the JSO
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -38,6 +39,7 @@ _CE_EXTENSIONS = {
 }
 
 
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE | re.ASCII)
 _FOREIGN = UUID("8d3f6c52-5f0e-5a0b-9c5e-2f6f3c1b7a44")
 """The namespace in which ids that are no UUID become one; written down for ever."""
 
@@ -231,12 +233,16 @@ def _with_unpacked(headers: dict[str, str], topic: str) -> dict[str, str]:
 def _uuid(text: str, topic: str) -> tuple[UUID, dict[str, str]]:
     """Give an id as a UUID; if it is none, one for it within its topic, and the header under which it stays as it
     came."""
-    try:
-        return UUID(text), {}
-    except ValueError:
-        if not text:
-            raise
-        return uuid5(_FOREIGN, f"{topic}/{text}"), {"id": text}
+    if not text:
+        raise ValueError("the id is empty")
+    if (id := uuid_of(text)) is not None:
+        return id, {}
+    return uuid5(_FOREIGN, f"{topic}/{text}"), {"id": text}
+
+
+def uuid_of(text: str) -> UUID | None:
+    """Read a UUID in its usual form; None if it is anything else: Python's own reading takes many texts for one."""
+    return UUID(text) if _UUID.fullmatch(text) else None
 
 
 def restated(message: Message, its: Mapping[str, str]) -> Message:

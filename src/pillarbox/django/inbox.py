@@ -9,7 +9,7 @@ from django.db import utils as errors
 from pillarbox.core.insert import Rows, Statement
 from pillarbox.django.connection import check_transaction, dialect_of, failures, outages, run
 from pillarbox.django.outbox import outbox_settings
-from pillarbox.errors import StoreUnavailable
+from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import Texts, texts_of
@@ -62,6 +62,11 @@ class Inbox(Registry[Any, None]):
     def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own, on this thread's connection; for the consumer."""
         connection = connections[self._using]
+        if not connection.settings_dict["AUTOCOMMIT"]:
+            raise ConfigError(
+                f"DATABASES[{self._using!r}]: with AUTOCOMMIT off Django leaves commits to you, so nothing would ever"
+                " be handled: switch it on for the inbox's alias"
+            )
         connection.close_if_unusable_or_obsolete()
 
         def call(step: Call) -> object:

@@ -17,9 +17,9 @@ from functools import partial
 
 from pillarbox.core.changed_order import check_order
 from pillarbox.core.message import Delivery
-from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy
+from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy, words_of
 from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Blocked, Settlement, Window
+from pillarbox.core.window import Blocked, Settled, Settlement, Window
 from pillarbox.daemon import Daemon
 from pillarbox.errors import BrokerUnavailable, ConfigError, HandlerMissing, StoreUnavailable
 from pillarbox.inbox import lot
@@ -298,14 +298,19 @@ class Intake:
         kept = [one for one in self._unstored if not (one.ignored or self._handling.is_known(one))]
         if kept:
             try:
-                await self._handling.books(lot.store(self._inbox.texts, kept, self._clock.now()))
+                store = lot.store(self._inbox.texts, kept, self._clock.now(), self._blocks_when_dead)
+                await self._handling.books(store)
             except StoreUnavailable:
                 return
             self._hooks.reach(Moment.STORED, count=len(kept))
+            self._tell([Settlement(one, Dead(words_of(one.hopeless))) for one in kept if one.hopeless])
             self._look_at = 0.0
         self._handling.counts[Reception.COPY] += copies
         self._unacknowledged += [received.delivery for received in self._unstored]
         self._unstored.clear()
+
+    def _blocks_when_dead(self, received: Received) -> bool:
+        return self._rules.topics[received.delivery.topic].when_dead == "block"
 
     async def _deliveries(self, patience: float) -> Sequence[Received]:
         """Take further deliveries off the broker; wait only if nothing else is going on."""
@@ -391,16 +396,18 @@ class Intake:
             if isinstance(verdict, RetryAt):
                 self._hooks.reach(Moment.EVENT_RETRYING, error=verdict.error, at=verdict.at, **facts)
             elif received.numbering is not None:
-                self._tell_number(received)
+                self._tell_number(received, verdict)
             elif isinstance(verdict, Dead):
                 self._hooks.reach(Moment.EVENT_DEAD, error=verdict.error, **facts)
 
-    def _tell_number(self, received: Received) -> None:
+    def _tell_number(self, received: Received, verdict: Settled) -> None:
         """Tell of an aggregate that stands because of a number; where there is no order, a gap is told of later."""
         if received.numbering == "gap" and self._rules.unordered:
             return
         moment = Moment.NUMBER_MISSING if received.numbering == "gap" else Moment.NUMBER_CONFLICT
-        facts = {"aggregate": received.aggregate, "number": received.number, "topic": received.delivery.topic}
+        error = getattr(verdict, "error", None)
+        topic = received.delivery.topic
+        facts = {"aggregate": received.aggregate, "number": received.number, "topic": topic, "error": error}
         self._hooks.reach(moment, **facts)
 
     async def _acknowledge(self) -> None:

@@ -217,8 +217,8 @@ class Handling:
             stopped: set[Line] = set()
             for together in self._divide(taken):
                 alone = len(together) == 1 or any(received.line in stopped for _, received in together)
-                if alone or error or not await self._all_at_once(worker, together):
-                    await self._one_by_one(worker, together, stopped, error)
+                done = 0 if alone or error else await self._all_at_once(worker, together)
+                await self._one_by_one(worker, together[done:], stopped, error)
                 error = None
 
     def _stretch(self, worker: int, taken: list[Taken]) -> tuple[list[Taken], BaseException | None]:
@@ -269,10 +269,10 @@ class Handling:
     def _handler(self, received: Received) -> Handler | None:
         return self._inbox.handlers.get(received.type, received.delivery.topic)
 
-    async def _all_at_once(self, worker: int, together: Sequence[Taken]) -> bool:
-        """Handle events in one transaction; False if that cannot be, and nothing is answered."""
+    async def _all_at_once(self, worker: int, together: Sequence[Taken]) -> int:
+        """Handle events in one transaction; give how many of them are done, from the first."""
         if self._stopping:
-            return False
+            return 0
         self._begin(worker, together[0][1])
         try:
             batch = [received for _, received in together]
@@ -283,13 +283,13 @@ class Handling:
             for received in batch:
                 if received.committed and isinstance(error, HandlerFailed):
                     received.hopeless = error
-            return False
+            return 0
         finally:
             del self._running[worker]
-        self._hooks.reach(Moment.COMMITTED, count=len(together))
-        for (ticket, received), reception in zip(together, receptions, strict=True):
+        self._hooks.reach(Moment.COMMITTED, count=len(receptions))
+        for (ticket, received), reception in zip(together, receptions, strict=False):
             self._answer(ticket, self._received(received, reception))
-        return True
+        return len(receptions)
 
     async def _one_by_one(
         self, worker: int, taken: Sequence[Taken], stopped: set[Line], error: BaseException | None = None
@@ -410,9 +410,11 @@ class Handling:
         blocks = self._rules.topics[topic].when_dead == "block"
         now, text = self._clock.now(), words_of(error)
         received.trace = _trace(error)
-        received.numbering = error.numbering if isinstance(error, OutOfOrder) else None
-        if received.numbering is not None:
+        if isinstance(error, OutOfOrder):
+            received.numbering = error.numbering
             return Dead(text)  # behind it nothing can be right, whatever is to become of dead ones
+        if received.numbering != "accepted":
+            received.numbering = None
         if received.committed:
             return Dead(text, blocks=False)
         if isinstance(error, RetryLater) and received.attempts < policy.retries:

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import check_identifier
-from pillarbox.core.message import Message
+from pillarbox.core.message import Message, uuid_of
 from pillarbox.errors import ConfigError, HandlerMissing, InvalidEvent
 
 LONGEST = 255
@@ -180,10 +180,7 @@ def message_key(message_id: object) -> str:
         return str(message_id)
     if not isinstance(message_id, str) or not message_id or "\0" in message_id:
         raise InvalidEvent(f"message_id: {message_id!r:.60} is nothing to recognise a message by: give its id header")
-    try:
-        return str(UUID(message_id))
-    except ValueError:
-        return message_id
+    return message_id if (id := uuid_of(message_id)) is None else str(id)
 
 
 def _check_foreign(handler: Handler) -> None:

@@ -16,13 +16,13 @@ in order because whoever takes a line takes it from its head.
 """
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pillarbox.core.insert import microseconds
-from pillarbox.core.retry import Dead, RetryAt, sayable
+from pillarbox.core.retry import Dead, RetryAt, sayable, words_of
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Settled, Settlement
 from pillarbox.inbox.received import Received, line_from, line_text, unpark
@@ -109,9 +109,10 @@ def _due(texts: Texts, at: int, room: int, lines_out: Collection[str | None]) ->
             break
         if head.line in lines_out or not head.may_be_due(at):
             continue
-        if head.numbering == "gap":
-            rows += yield from _next_number(texts, head)
-        else:
+        earlier = (yield from _next_number(texts, head, at)) if head.numbering in ("gap", "accepted") else ()
+        if earlier:
+            rows += earlier
+        elif head.numbering != "gap":
             # Behind a head that failed nobody comes out before it is done; a head that only waited leads its line.
             waited = head.state in ("blocked", "held")
             line = yield texts("due_line", consumer, head.line, room - len(rows) if waited else 1)
@@ -130,12 +131,13 @@ def _deadly(texts: Texts, now: datetime, room: int) -> Program[Sequence[Any]]:
     return list(takewhile(lambda row: row[-1] == "held", line))
 
 
-def _next_number(texts: Texts, head: Head) -> Program[Sequence[Any]]:
-    """Find the one whose number is the next in a line that waits for a number."""
+def _next_number(texts: Texts, head: Head, at: int) -> Program[Sequence[Any]]:
+    """Find the one whose number is the next in a line that waits for a number: its head, or one that belongs before."""
     of = (texts.consumer, head.aggregate_type, head.aggregate_id)
     while (yield texts("pass_by", *of)):
         pass  # somebody dropped the one that was missing
-    return (yield texts("due_number", *of, head.line))  # type: ignore[no-any-return]
+    rows = yield texts("due_number", *of, head.line, at)
+    return [row for row in rows if head.numbering == "gap" or row[10] < head.number]
 
 
 def _leading(line: Sequence[Sequence[Any]]) -> Iterator[Sequence[Any]]:
@@ -172,9 +174,17 @@ def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | No
     return rows[0][0] if rows else None
 
 
-def store(texts: Texts, arrived: Sequence[Received], now: datetime) -> Program[None]:
-    """Keep aside what has arrived, unless it is known."""
-    rows = [_row(texts, received, now, Place("stored", line_text(received.line), None), 0) for received in arrived]
+def store(
+    texts: Texts, arrived: Sequence[Received], now: datetime, blocks: Callable[[Received], bool]
+) -> Program[None]:
+    """Keep aside what has arrived, unless it is known; what can never be handled is dead at once, and blocks or not."""
+    rows = []
+    for received in arrived:
+        place = Place("stored", line_text(received.line), None)
+        if received.hopeless is not None:
+            line = place.line if blocks(received) else None
+            place = Place("dead", line, None, words_of(received.hopeless))
+        rows.append(_row(texts, received, now, place, int(place.error is not None)))
     yield texts.many("store", rows)
 
 
@@ -189,7 +199,7 @@ def park(
     waiting: list[str] = []
     for received, verdict in settlements:
         place = _place(received, verdict, unordered=unordered)
-        attempts = received.attempts + (place.error is not None and received.numbering is None)
+        attempts = received.attempts + (place.error is not None and received.numbering in (None, "accepted"))
         if not received.parked:
             row = _row(texts, received, now, place, attempts)
             (committed if received.committed else new).append(row)

@@ -3,7 +3,8 @@
 last + 1             applies
 more                 a gap: its aggregate waits for the missing one
 less, id known       a copy (seen by its id, before anybody asks for its number)
-less, id unknown     a copy that is older than what the inbox remembers, or a conflict: the counter stepped back
+less, id unknown     a copy that is older than what the inbox remembers, or a conflict: the counter stepped back, or it
+                     is from before the beginning
 
 A consumer may begin in the middle: the first number that it has of an aggregate is where it begins. Where the broker
 does not keep the order (`unordered`), that would be whichever came first, so there an aggregate begins with 1.
@@ -35,6 +36,7 @@ def count(texts: Texts, received: Received, remembered: datetime | None, *, unor
     of = (texts.consumer, *received.aggregate)
     if received.numbering == "accepted":
         yield texts("accept", *of, received.number)
+        yield texts("begin_anew", *of, received.number)
         return True
     while not (yield texts("count", *of, received.number, unordered)):
         if not (yield texts("pass_by", *of)):
@@ -54,7 +56,13 @@ def _judge(texts: Texts, received: Received, remembered: datetime | None) -> Pro
             f"{missing} of {of} did not come before number {number}: it waits. Have them sent again (pillarbox replay"
             " on the other side), and it goes on by itself; or retry it, and it goes on without them",
         )
-    if number >= first and remembered is not None and _is_older(received.key, remembered):
+    if number < first:
+        raise OutOfOrder(
+            "conflict",
+            f"number {number} of {of} comes late: this consumer began with number {first}, or went on with it, and the"
+            f" last one was {last}. Retry it to apply it all the same, after those; or drop it",
+        )
+    if remembered is not None and _is_older(received.key, remembered):
         return False
     raise OutOfOrder(
         "conflict",

@@ -65,13 +65,27 @@ class Means(NamedTuple):
 
 
 def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Sequence[Reception]]:
-    """Receive several events in one transaction: all or nothing."""
+    """Receive several events in one transaction: all or nothing. If a handler commits by itself, what is done up to
+    there stands: then the rest is not received, and what is given ends with that handler's event."""
     shared = Shared()
-    receptions = []
-    for received in batch:
+    receptions: list[Reception] = []
+    for place, received in enumerate(batch):
         shared.is_last = received is batch[-1]
-        receptions.append((yield from receive(texts, received, means, shared)))
+        try:
+            receptions.append((yield from receive(texts, received, means, shared)))
+        except SharedEnded:
+            before = batch[place - 1]
+            if not (yield texts("still_there", texts.consumer, before.key)):
+                raise HandlerFailed(_ENDED) from None
+            means.tell(Moment.HANDLER_COMMITTED, before, means.handlers[before.type], None)
+            return receptions
+        if shared.ended:
+            return receptions
     return receptions
+
+
+class SharedEnded(Exception):
+    """The transaction that several events share is over before its last event."""
 
 
 class Shared:
@@ -80,6 +94,8 @@ class Shared:
 
     is_last = True
     number: object = None
+    ended = False
+    """The last handler has committed by itself."""
 
 
 def receive(texts: Texts, received: Received, means: Means, shared: Shared | None = None) -> Program[Reception]:
@@ -92,7 +108,7 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
     within = shared.number if shared is not None and "mark" not in texts else None
     if received.parked:
         if within is not None and handler is not None and (yield from _ended(texts, handler, within)):
-            raise HandlerFailed(_ENDED)
+            raise SharedEnded
         fresh = yield texts("take_stored" if takes else "first_time", consumer, key)
     else:
         its = (line_text(received.line), *received.aggregate, received.number, means.unordered, within)
@@ -100,7 +116,7 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
         if not fresh:
             return (yield from _why_not(texts, key))
         if not fresh[0][0]:
-            raise HandlerFailed(_ENDED)
+            raise SharedEnded
     is_new = bool(fresh)
     if fresh and received.number is not None and (received.parked or not fresh[0][1]):
         is_new = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
@@ -117,8 +133,8 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
         )
         if committed:
             means.tell(Moment.HANDLER_COMMITTED, received, handler, None)
-            if shared is not None and not shared.is_last:
-                raise HandlerFailed(_ENDED)  # what follows would be outside any transaction
+            if shared is not None:
+                shared.ended = True  # what follows would be outside any transaction
         if value is not None:
             means.tell(Moment.HANDLER_RETURNED, received, handler, value)
         means.reach(Moment.HANDLED, received)

@@ -6,15 +6,16 @@ from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any, Literal
-from uuid import UUID
 
 from pillarbox.core.foreign import Readers, read_aggregate, read_id, read_type, readers_of
-from pillarbox.core.message import Delivery, Message, identity, restated, type_of
+from pillarbox.core.message import Delivery, Message, identity, restated, type_of, uuid_of
 from pillarbox.core.retry import sayable, words_of
 from pillarbox.core.routing import LONGEST, Line, Topics
 from pillarbox.errors import DecodeError, HandlerFailed
-from pillarbox.inbox.inbox import Handlers, message_key
+from pillarbox.inbox.inbox import Handlers
 
+LONGEST_KEY = 2000
+"""How many bytes a place in the inbox has at most: the index of a database takes no more."""
 Numbering = Literal["gap", "conflict", "accepted"]
 
 
@@ -100,7 +101,7 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics, *, ignoring:
         its = identity(message)
         received.type, received.aggregate = its.type, (its.aggregate_type, its.aggregate_id)
         if not received.type:
-            raise DecodeError(f"the message on {message.topic!r} has no type, so it is not an event")
+            raise DecodeError(_no_type(message.topic))
         received.line = line_of(topics, message.topic, received.aggregate)
         handler = handlers.get(received.type, message.topic)
         again = delivery.replay if handler is not None and handler.replays else None
@@ -118,8 +119,9 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics, *, ignoring:
     except (DecodeError, ValueError, TypeError, AttributeError) as error:
         received.hopeless = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
         received.key, received.delivery = synthetic_key(delivery.message), delivery
-        received.type = sayable(str(received.type))
-        received.aggregate = (sayable(str(received.aggregate[0])), sayable(str(received.aggregate[1])))
+        received.type = sayable(str(received.type))[:LONGEST]
+        kind, id = (sayable(str(part))[:LONGEST] for part in received.aggregate)
+        received.aggregate, received.number = (kind, id), None
         received.line = received.line and line_of(topics, message.topic, received.aggregate)
     return received
 
@@ -148,20 +150,35 @@ def _restate(received: Received, handlers: Handlers, topics: Topics) -> Message:
     return message
 
 
+def _no_type(topic: str) -> str:
+    return (
+        f"the message on {topic!r} has no type, so it is not an event; if it is none of ours, say where its id and type"
+        f' are ([topic."{topic}"], or topic= and id= of a handler) and have it sent again'
+    )
+
+
 def _key(id: str, topic: str) -> str:
     """Give an event's place in the inbox. Only a UUID is the same everywhere: what is none is known within its topic,
     or two that both count from one would be taken for copies of each other."""
-    key = message_key(id)
-    try:
-        UUID(key)
-    except ValueError:
-        return f"{topic}/{key}"
-    return key
+    uuid = uuid_of(id)
+    return f"{_escaped(topic)}/{_escaped(id)}" if uuid is None else str(uuid)
+
+
+def _escaped(text: str) -> str:
+    """Write a part of a key so that no other parts make the same key."""
+    return text.replace("%", "%25").replace("/", "%2F")
 
 
 def _check_text(received: Received) -> None:
-    """Refuse what no table could keep: lone surrogates, and what is no text at all."""
-    "".join((received.key, received.type, *received.aggregate)).encode()
+    """Refuse what no table could keep: lone surrogates, NUL, endless names, and what is no text at all."""
+    names = (received.type, *received.aggregate)
+    too_long = max(map(len, names)) > LONGEST or len(received.key.encode()) > LONGEST_KEY
+    if too_long or "\0" in "".join((received.key, *names)):
+        raise DecodeError(
+            f"the message on {received.delivery.topic!r} has an id, a type or an aggregate that cannot be kept: with a"
+            f" NUL, or of more than {LONGEST} characters"
+        )
+    "".join(names).encode()
 
 
 def line_of(topics: Topics, topic: str, aggregate: tuple[str, str]) -> Line | None:
@@ -198,7 +215,13 @@ def unpark(row: Sequence[Any]) -> Received:
     received.number, received.numbering, state = rest
     received.stored, received.abandoned = state == "stored", state == "held"
     if not event_type:
-        received.hopeless = DecodeError(f"the message on {topic!r} has no type, so it is not an event")
+        received.hopeless = DecodeError(_no_type(topic))
+    elif key == synthetic_key(delivery.message):
+        received.hopeless = DecodeError(
+            f"the message on {topic!r} could not be read when it came, so it has no id: have it sent again"
+        )
+    if line is None:
+        received.number = None  # it stands outside its line: the others have gone on without it
     return received
 
 

@@ -69,8 +69,10 @@ _BOTH = {
     "unstore": "DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state = 'held'",
     # the row (_ALL)
     "store": (
-        f"INSERT INTO {{p}}inbox_parked ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
-        " ON CONFLICT (consumer, event_id) DO NOTHING"
+        f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
+        # A suspect is as if the process that died with it still had it: its tries stay counted.
+        " ON CONFLICT (consumer, event_id) DO UPDATE SET state = 'held', line = excluded.line,"
+        " due_at = excluded.parked_at, parked_at = excluded.parked_at WHERE it.state = 'suspect'"
     ),
     # consumer, now → a row if something outside any line may be due, or something is stored
     "waits": (
@@ -93,10 +95,11 @@ _BOTH = {
         f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND line = $2 AND line IS NOT NULL"
         f" AND {_IS_PARKED} ORDER BY id LIMIT $3"
     ),
-    # consumer, aggregate, line → the one of a line whose number is the next, wherever it stands
+    # consumer, aggregate, line, now → the one of a line whose number is the next, wherever it stands
     "due_number": (
         f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE {_AGGREGATE} AND line = $4 AND line IS NOT NULL"
-        " AND (state IN ('stored', 'blocked') OR state = 'dead' AND numbering = 'gap') AND number = 1 + coalesce(("
+        " AND (state IN ('stored', 'blocked') OR state = 'dead' AND numbering = 'gap'"
+        " OR state IN ('retrying', 'held') AND due_at <= {at_5}) AND number = 1 + coalesce(("
         f"SELECT last FROM {{p}}inbox_numbers WHERE {_AGGREGATE}), 0) ORDER BY id LIMIT 1"
     ),
     # consumer, limit → what is stored, in order, but for what stands behind something else
@@ -127,16 +130,23 @@ _BOTH = {
     ),
     # consumer, aggregate → its first and last number
     "numbers": f"SELECT first, last FROM {{p}}inbox_numbers WHERE {_AGGREGATE}",
-    # consumer, aggregate, number: from here on, whatever was before
+    # consumer, aggregate, number: go on from here. What comes after a gap begins anew; what is from before the
+    # beginning changes nothing.
     "accept": (
-        "INSERT INTO {p}inbox_numbers (consumer, aggregate_type, aggregate_id, first, last) VALUES ($1, $2, $3, $4, $4)"
-        " ON CONFLICT (consumer, aggregate_type, aggregate_id) DO UPDATE SET last = excluded.last"
+        "INSERT INTO {p}inbox_numbers AS it (consumer, aggregate_type, aggregate_id, first, last)"
+        " VALUES ($1, $2, $3, $4, $4) ON CONFLICT (consumer, aggregate_type, aggregate_id)"
+        " DO UPDATE SET last = excluded.last,"
+        " first = CASE WHEN excluded.last > it.last THEN excluded.last ELSE it.first END"
+        " WHERE excluded.last >= it.first"
     ),
-    # consumer, aggregate → a row if the next number stands in the lot as dropped, or dead and passed over
+    # consumer, aggregate, number: what was passed over with a higher one is of the time before the counter stepped back
+    "begin_anew": f"UPDATE {{p}}inbox_parked SET number = NULL WHERE {_AGGREGATE} AND number > $4"
+    " AND (state = 'dropped' OR line IS NULL)",
+    # consumer, aggregate → a row if the next number stands in the lot as dropped, or outside its line: passed over
     "pass_by": (
         f"UPDATE {{p}}inbox_numbers AS it SET last = last + 1 WHERE {_AGGREGATE} AND EXISTS ("
         f"SELECT 1 FROM {{p}}inbox_parked AS gone WHERE {_AGGREGATE.replace('consumer', 'gone.consumer', 1)}"
-        " AND gone.number = it.last + 1 AND (gone.state = 'dropped' OR gone.state = 'dead' AND gone.line IS NULL))"
+        " AND gone.number = it.last + 1 AND gone.state <> 'suspect' AND (gone.state = 'dropped' OR gone.line IS NULL))"
         " RETURNING last"
     ),
 }

@@ -95,10 +95,7 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     ),
     Moment.NUMBER_CONFLICT: (
         logging.ERROR,
-        lambda f: (
-            f"{_aggregate(f)} stands still: number {f.get('number')} was taken by another event."
-            " `pillarbox dead list --inbox` shows it: retry it, or drop it"
-        ),
+        lambda f: f"{_aggregate(f)} stands still: {f.get('error')} (pillarbox dead list --inbox)",
     ),
     Moment.HANDLER_SLOW: (
         logging.WARNING,

@@ -109,7 +109,7 @@ def _reader(transaction: Any) -> Callable[[str], Sequence[Sequence[Any]]]:
 
 def _entry(row: Sequence[Any]) -> Entry:
     stored, times = row[:11], [_instant(at) for at in row[11:]]
-    return Entry._make((*stored, *times, 0, False, True))
+    return Entry(*stored, *times)
 
 
 def _instant(stored: int | None) -> datetime | None:

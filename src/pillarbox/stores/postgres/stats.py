@@ -11,6 +11,8 @@ from pillarbox.stores.postgres.parking import IN_LINE, ROOM
 from pillarbox.stores.postgres.records import Finder
 from pillarbox.stores.postgres.slot import Slot
 
+RECEIVED = ("stored", "held", "retrying", "blocked")
+"""States of received events that wait."""
 COUNTED = 10_000
 WALK = 100_000
 """So many rows beyond a position are looked at: behind an old position of a paused topic lies everybody else's log."""
@@ -31,7 +33,7 @@ class Overview:
         """Look at the whole."""
         stopped = await self._stopped(connection)
         pending, exact, oldest, by_topic = await self._pending(connection, copied=stopped == ELSEWHERE)
-        retrying, blocked, delayed, dead, inbox_dead, receives, last_published = await self._counts(connection)
+        retrying, blocked, delayed, dead, inbox_dead, waits, receives, last_published = await self._counts(connection)
         return Stats(
             pending=pending,
             pending_exact=exact,
@@ -46,6 +48,7 @@ class Overview:
             relays=await self._relays(connection),
             pending_by_topic=by_topic,
             inbox_dead=inbox_dead,
+            inbox_waiting=waits,
             receives=receives,
             stopped=stopped,
             full=await self._full(connection),
@@ -97,10 +100,11 @@ class Overview:
                 f"(SELECT count(*) FROM (SELECT 1 FROM {self._p}{table} WHERE state = '{state}' LIMIT {COUNTED}) them)"
             )
 
+        received = " + ".join(count("inbox_parked", state) for state in RECEIVED)
         states = ", ".join(count("parked", state) for state in ("retrying", "blocked", "delayed", "dead"))
         # Not max(): the newest tick is the last one that published, whatever the clock did in between.
         [row] = await connection.run(
-            f"SELECT {states}, {count('inbox_parked', 'dead')},"
+            f"SELECT {states}, {count('inbox_parked', 'dead')}, {received},"
             f" EXISTS (SELECT 1 FROM {self._p}inbox) OR EXISTS (SELECT 1 FROM {self._p}inbox_parked), greatest("
             f"(SELECT at FROM {self._p}ticks WHERE published > 0 ORDER BY n DESC LIMIT 1),"
             f" (SELECT settled_at FROM {self._p}parked WHERE state = 'published' AND settled_at IS NOT NULL"

@@ -135,7 +135,12 @@ class Pruner:
         )
 
     def _prune_inbox(self, db: sqlite3.Connection, old: int) -> int:
-        chosen = f"SELECT consumer, event_id FROM {self._p}inbox WHERE handled_at <= ? LIMIT {BATCH}"
+        # A dead letter whose handler committed by itself is known by its row here: it must not run again when retried.
+        kept = f"SELECT consumer, event_id FROM {self._p}inbox_parked WHERE state NOT IN ('handled', 'dropped')"
+        chosen = (
+            f"SELECT consumer, event_id FROM {self._p}inbox WHERE handled_at <= ?"
+            f" AND (consumer, event_id) NOT IN ({kept}) LIMIT {BATCH}"
+        )
         return db.execute(f"DELETE FROM {self._p}inbox WHERE (consumer, event_id) IN ({chosen})", (old,)).rowcount
 
     def _prune_keys(self, db: sqlite3.Connection, old: int) -> int:

@@ -12,6 +12,8 @@ from pillarbox.stores.sqlite.positions import Positions, begun_again, load_posit
 from pillarbox.stores.sqlite.records import Finder
 from pillarbox.stores.sqlite.rows import instant, maybe_instant
 
+RECEIVED = ("stored", "held", "retrying", "blocked")
+"""States of received events that wait."""
 COUNTED = 10_000
 HEADS = 20
 
@@ -45,6 +47,7 @@ class Overview:
                 relays=self._relays(db),
                 pending_by_topic=by_topic,
                 inbox_dead=self._count(db, "inbox_parked", "dead"),
+                inbox_waiting=sum(self._count(db, "inbox_parked", state) for state in RECEIVED),
                 stopped=begun_again(db, self._p, positions.highest),
                 full=self._full(db),
                 receives=self._receives(db),

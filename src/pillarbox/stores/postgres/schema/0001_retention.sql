@@ -151,7 +151,10 @@ BEGIN
     END IF;
     IF _inbox IS NOT NULL THEN
         DELETE FROM {p}inbox WHERE ctid = ANY (ARRAY(
-            SELECT ctid FROM {p}inbox WHERE handled_at <= now - _inbox LIMIT _batch));
+            -- A dead letter whose handler committed by itself is known by its row here: it must not run again when retried.
+            SELECT i.ctid FROM {p}inbox i WHERE i.handled_at <= now - _inbox AND NOT EXISTS (
+                SELECT 1 FROM {p}inbox_parked k WHERE k.consumer = i.consumer AND k.event_id = i.event_id
+                AND k.state NOT IN ('handled', 'dropped')) LIMIT _batch));
         GET DIAGNOSTICS count = ROW_COUNT;
         pruned := pruned + count;
         DELETE FROM {p}inbox_parked WHERE id = ANY (ARRAY(
