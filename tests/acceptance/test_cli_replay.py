@@ -57,7 +57,7 @@ class Store:
         return [json.loads(line)["headers"] for line in lines]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.soak)])
 def store(shop: "Shop", request: pytest.FixtureRequest) -> Store:
     if request.param == "sqlite":
         shop.migrate("shop.db")

@@ -134,7 +134,7 @@ def event(key: int, n: int) -> Event[Any]:
     return Event("Counted", {"key": key, "n": n, "deadly": deadly}, aggregate=("key", key))
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of an empty database."""
     if request.param == "SQLite":
@@ -142,7 +142,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("database"))
 
 
-@pytest.mark.parametrize("mode", ["handle", "store"])
+@pytest.mark.parametrize(
+    ("url", "mode"),
+    [
+        pytest.param("SQLite", "handle", marks=pytest.mark.soak),
+        ("SQLite", "store"),
+        ("PostgreSQL", "handle"),
+        pytest.param("PostgreSQL", "store", marks=pytest.mark.soak),
+    ],
+    indirect=["url"],
+)
 def test_an_event_that_kills_its_process_ends_as_a_dead_letter_and_nobody_else_pays(
     tmp_path: Path, url: str, mode: str, record_property: Callable[[str, object], None]
 ) -> None:

@@ -49,10 +49,14 @@ def test_a_seed_that_failed_once_when_topics_fail_stays_mended(seed: int) -> Non
     assert not result.faults, str(result)
 
 
+FOUND_BY = (0, 2, 9, 204)
+"""Seeds that have found a broken rule before; tried first, to save time."""
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_broken_rule_is_found(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     with mutant():
-        found = next((seed for seed in range(2000) if run_one(seed).faults), None)
+        found = next((seed for seed in (*FOUND_BY, *range(2000)) if run_one(seed).faults), None)
     assert found is not None, f"2,000 runs did not notice: {mutant.__doc__}"
     record_property("says", f"simulation: {mutant.__name__} is found by seed {found}")

@@ -200,6 +200,7 @@ class Handling:
 
     async def close(self) -> None:
         """End the workers; a thread whose handler still runs ends after it."""
+        self._stopping = True
         for task in self._tasks:
             task.remove_done_callback(self._ended)
             task.cancel()
