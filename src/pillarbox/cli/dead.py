@@ -77,8 +77,7 @@ def _mend(
         settings: Settings,
         json: Json = False,
     ) -> None:
-        if not (ids or all or topic or type or aggregate or consumer):
-            raise typer.BadParameter("name events by their ids, narrow them down, or say --all", param_hint="'[ID]...'")
+        selection.refuse_everything(ids, all, topic, type, aggregate, consumer)
         query = selection.select(
             ids=ids,
             status=["dead"],

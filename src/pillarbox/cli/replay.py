@@ -44,8 +44,7 @@ def replay(
     Under the same ids, so a consumer that has them takes them for copies; with --again, handlers that ask for replays
     handle them once more. Says how many first, and asks. Exits with 4 if nothing matches.
     """
-    if not (ids or all or topic or type or aggregate or since or until):
-        raise typer.BadParameter("name events by their ids, narrow them down, or say --all", param_hint="'[ID]...'")
+    selection.refuse_everything(ids, all, topic, type, aggregate, since, until)
     query = selection.select(
         ids=ids,
         status=["published"],

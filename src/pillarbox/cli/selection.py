@@ -112,3 +112,9 @@ def _read_instant(text: str) -> datetime:
     except ValueError:
         return datetime.now(UTC) - parse_duration(text)
     return instant.replace(tzinfo=UTC) if instant.tzinfo is None else instant.astimezone(UTC)
+
+
+def refuse_everything(*given: object) -> None:
+    """Refuse to act where nothing was given that says on what."""
+    if not any(given):
+        raise typer.BadParameter("name events by their ids, narrow them down, or say --all", param_hint="'[ID]...'")

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from heapq import heappop, heappush
 from typing import NamedTuple, TypeVar
 
 from pillarbox.core.postgres_facts import StoreConflict
@@ -33,13 +32,12 @@ from pillarbox.inbox.outage import Outage
 from pillarbox.inbox.programs import Reception, Unhandled
 from pillarbox.inbox.received import Received
 from pillarbox.inbox.steps import Program
+from pillarbox.inbox.waiting import Taken, Waiting
 from pillarbox.inbox.workers import BOOKS, Receiver, Threads, performers
 from pillarbox.ports import Clock
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 R = TypeVar("R")
-Taken = tuple[int, Received]
-"""A ticket of the window, and what is handled under it."""
 SLOW_AFTER, SLOW_AGAIN, WATCH_EVERY = 30.0, 60.0, 1.0
 STOPS = Untouched("the consumer stops, or one before it is not done")
 CONFLICT = 0.05
@@ -74,34 +72,6 @@ class Running(NamedTuple):
     received: Received
     since: float
     tell_at: float
-
-
-class Waiting:
-    """What waits for a worker: for each line what is ready of it, the oldest first. Tasks and threads take from it."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, list[Taken]]] = []
-        self._there = asyncio.Event()
-
-    def put(self, groups: Iterable[list[Taken]]) -> None:
-        """Let these wait."""
-        for group in groups:
-            heappush(self._heap, (group[0][0], group))
-            self._there.set()
-
-    def take(self) -> list[Taken] | None:
-        """Give the oldest, if there is one. From any thread: nothing here lets another thread in between."""
-        try:
-            return heappop(self._heap)[1]
-        except IndexError:
-            return None
-
-    async def wait(self) -> list[Taken]:
-        """Give the oldest, as soon as there is one."""
-        while (taken := self.take()) is None:
-            self._there.clear()
-            await self._there.wait()
-        return taken
 
 
 class Handling:

@@ -1,14 +1,13 @@
 """What an operator does: retry, drop, replay, pause, resume. Each is one transaction and leaves a line in the audit."""
 
 import json
-import os
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
-from getpass import getuser
 
 from pillarbox.core.insert import microseconds
 from pillarbox.ports import Clock, Pause, Query, Status
+from pillarbox.stores.audit import describe, user
 from pillarbox.stores.sqlite.connection import writing
 from pillarbox.stores.sqlite.records import Finder
 from pillarbox.stores.sqlite.rows import STORED, instant
@@ -31,7 +30,7 @@ class Mending:
             if query.side == "inbox":  # whoever retries one that stands because of its number goes on from that number
                 sql += ", numbering = CASE WHEN numbering IS NOT NULL THEN 'accepted' END"
             count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
-            return self._audit(db, _describe("retry", query), count)
+            return self._audit(db, describe("retry", query), count)
 
     def drop(self, db: sqlite3.Connection, query: Query) -> int:
         """Forget dead events; those that wait too, if they are named."""
@@ -41,7 +40,7 @@ class Mending:
             ids = self._choose(db, query, states)
             sql = f"UPDATE {self._p}{table} SET state = 'dropped', settled_at = ?, due_at = NULL"
             count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
-            return self._audit(db, _describe("drop", query), count)
+            return self._audit(db, describe("drop", query), count)
 
     def replay(self, db: sqlite3.Connection, query: Query, again: str | None) -> int:
         """Park copies of published events, due now, outside the lines, in log order."""
@@ -57,7 +56,7 @@ class Mending:
                 f" SELECT 'delayed', :now, :now, :again, id, {STORED} FROM ({chosen}) ORDER BY id",
                 {"now": now, "again": again or "", "positions": positions},
             ).rowcount
-            return self._audit(db, _describe(f"replay again={again}" if again else "replay", query), count)
+            return self._audit(db, describe(f"replay again={again}" if again else "replay", query), count)
 
     def pause(self, db: sqlite3.Connection, topic: str, who: str, why: str) -> Pause | None:
         """Pause a topic; if it is paused already, change nothing and give that pause."""
@@ -105,31 +104,9 @@ class Mending:
     def _audit(self, db: sqlite3.Connection, what: str, count: int, who: str | None = None) -> int:
         db.execute(
             f"INSERT INTO {self._p}audit (at, who, what, count) VALUES (?, ?, ?, ?)",
-            (self._now(), who or _user(), what, count),
+            (self._now(), who or user(), what, count),
         )
         return count
 
     def _now(self) -> int:
         return microseconds(self._clock.now())
-
-
-def _describe(verb: str, query: Query) -> str:
-    """Write what was asked, for the audit: only the fields that were set."""
-    unset = Query()
-    fields = (
-        (name, getattr(query, name))
-        for name in ("side", "ids", "status", "type", "topic", "aggregate", "consumer", "since", "until", "after")
-    )
-    said = [f"{name}={_text(value)}" for name, value in fields if value != getattr(unset, name)]
-    return " ".join([verb, *said])[:1000]
-
-
-def _text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _user() -> str:
-    try:
-        return getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid {os.getuid()}"
