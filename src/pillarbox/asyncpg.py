@@ -24,7 +24,17 @@ from pillarbox.errors import ConfigError, MissingExtra, NoTransaction, StoreUnav
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import texts_of
-from pillarbox.inbox.steps import Call, ClosedByHandler, Program, call_async, call_sync, commit_failures, drive_async
+from pillarbox.inbox.steps import (
+    Call,
+    ClosedByHandler,
+    EndedByHandler,
+    Program,
+    call_async,
+    call_sync,
+    commit_failures,
+    drive_async,
+    is_open,
+)
 
 try:
     import asyncpg
@@ -107,7 +117,7 @@ class Inbox(Registry[Any, Any]):
                     if not connection.is_closed():
                         await transaction.rollback()
                     raise
-                with commit_failures(asyncpg.IntegrityConstraintViolationError):
+                with commit_failures(asyncpg.IntegrityConstraintViolationError, asyncpg.RaiseError):
                     await transaction.commit()
                 return result
 
@@ -150,6 +160,8 @@ async def _call(connection: AnyConnection, step: Call) -> object:
         raise
     if connection.is_closed():
         raise ClosedByHandler
+    if step.shared and not is_open(connection):
+        raise EndedByHandler
     return value
 
 

@@ -6,7 +6,7 @@ Nothing is committed here but what a Consumer asks an Inbox to do, and no second
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Any, Literal, Protocol, TypeVar, Unpack
+from typing import Any, Literal, NoReturn, Protocol, TypeVar, Unpack
 from uuid import UUID
 
 from pillarbox.core.event import Event
@@ -28,23 +28,31 @@ from pillarbox.inbox.statements import texts_of
 from pillarbox.inbox.steps import (
     Call,
     ClosedByHandler,
+    EndedByHandler,
     Program,
     call_async,
     call_sync,
     commit_failures,
     drive,
     drive_async,
+    is_open,
+    refused_at_commit,
 )
 
 try:
     import psycopg
     from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
-    from psycopg.pq import TransactionStatus
+    from psycopg.pq import Escaping, ExecStatus, Format, TransactionStatus
     from psycopg.rows import tuple_row
+    from psycopg.types.string import TextLoader
 except ImportError as error:
     raise MissingExtra("postgres", "pillarbox.psycopg") from error
 
 R = TypeVar("R")
+_BROKEN = (psycopg.IntegrityError, psycopg.errors.RaiseException)
+"""What constraints that wait for the commit raise: PostgreSQL's own, and those that somebody wrote as a trigger."""
+_ENDED = "PB002"
+"""What keep_received tells of a handler that has committed by itself."""
 _CURE = "wrap it in `with connection.transaction():`, or connect without autocommit"
 
 
@@ -152,13 +160,15 @@ class Inbox(Registry[Connection[Any], None]):
 
     def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own; for the consumer."""
-        with (
-            _failures(),
-            self._connection() as connection,
-            commit_failures(psycopg.IntegrityError),
-            connection.transaction(),
-        ):
-            return drive(program, lambda statement: _run(connection, statement), lambda step: _call(connection, step))
+        with _failures(), self._connection() as connection:
+            try:
+                result = drive(program, Exchange(connection).run, lambda step: _call(connection, step))
+                with commit_failures(*_BROKEN):
+                    connection.commit()  # costs nothing if it went with the last statement
+            except BaseException:
+                _roll_back(connection)
+                raise
+            return result
 
     def close(self) -> None:
         """Close this thread's connection; a pool is the application's."""
@@ -215,7 +225,7 @@ class AsyncInbox(Registry[AsyncConnection[Any], Any]):
         """Run a program in a transaction of its own; for the consumer."""
         with _failures():
             async with self._connection() as connection:
-                with commit_failures(psycopg.IntegrityError):
+                with commit_failures(*_BROKEN):
                     async with connection.transaction():
                         return await drive_async(
                             program,
@@ -264,6 +274,105 @@ def _check_opener(opener: O, example: str) -> O:
     return opener
 
 
+def _roll_back(connection: Connection[Any]) -> None:
+    try:
+        connection.rollback()
+    except psycopg.Error:  # it is broken: the next program opens another
+        connection.close()
+
+
+class Exchange:
+    """A consumer's transactions on a Connection, in few messages: a BEGIN goes with the first statement, and a COMMIT
+    with the last. The wrapper of libpq sends them: a cursor takes several times as long on its way there."""
+
+    def __init__(self, connection: Connection[Any]) -> None:
+        self._connection, self._pgconn = connection, connection.pgconn
+        self._escaping = Escaping(connection.pgconn)
+        self._ended = False
+
+    def run(self, statement: Statement) -> Rows:
+        try:
+            if self._pgconn.transaction_status == TransactionStatus.IDLE:
+                return self._begin(statement)
+            if statement.last and (text := self._bound(statement)) is not None:
+                return self._commit(text)
+        except psycopg.Error as error:
+            _raise_ours(error)
+        return _run(self._connection, statement)
+
+    def _begin(self, statement: Statement) -> Rows:
+        begin, text = _begin(self._connection), self._bound(statement)
+        if text is None:
+            self._send(begin)
+            return _run(self._connection, statement)
+        return self._send(begin + b"; " + text)
+
+    def _commit(self, text: bytes) -> Rows:
+        self._ended = False
+        self._connection.add_notice_handler(self._note)
+        try:
+            self._send(text + b"; COMMIT")
+        except _BROKEN as error:
+            raise refused_at_commit(error) from error
+        finally:
+            self._connection.remove_notice_handler(self._note)
+        return [(self._ended,)]
+
+    def _note(self, notice: psycopg.errors.Diagnostic) -> None:
+        self._ended = self._ended or notice.sqlstate == _ENDED
+
+    def _bound(self, statement: Statement) -> bytes | None:
+        """Write a statement with its parameters in it; None if that takes more than texts and numbers."""
+        if statement.rows is not None:
+            return None
+        encoding = self._encoding()
+        literals = []
+        for value in statement.parameters:
+            if value is None:
+                literals.append(b"NULL")
+            elif value.__class__ is str and "\0" not in value:
+                literals.append(self._escaping.escape_literal(value.encode(encoding)))
+            elif isinstance(value, int):
+                literals.append(str(value).encode())
+            else:
+                return None
+        return statement.sql.encode() % tuple(literals)
+
+    def _encoding(self) -> str:
+        usual = self._pgconn.parameter_status(b"client_encoding") == b"UTF8"
+        return "utf-8" if usual else self._connection.info.encoding
+
+    def _send(self, text: bytes) -> Rows:
+        """Send a text of several statements; give the rows of the last one."""
+        result = self._pgconn.exec_(text)
+        if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
+            raise psycopg.errors.error_from_result(result, encoding=self._encoding())
+        loads = [self._load(result.ftype(column)) for column in range(result.nfields)]
+        return [
+            tuple(
+                None if (value := result.get_value(row, column)) is None else load(value)
+                for column, load in enumerate(loads)
+            )
+            for row in range(result.ntuples)
+        ]
+
+    def _load(self, oid: int) -> Callable[[bytes], Any]:
+        loader = self._connection.adapters.get_loader(oid, Format.TEXT) or TextLoader
+        return loader(oid, self._connection).load
+
+
+def _begin(connection: Connection[Any]) -> bytes:
+    """Begin as the connection is set to."""
+    words = ["BEGIN"]
+    if connection.isolation_level is not None:
+        words.append(f"ISOLATION LEVEL {connection.isolation_level.name.replace('_', ' ')}")
+    if connection.read_only is not None:
+        words.append("READ ONLY" if connection.read_only else "READ WRITE")
+    if connection.deferrable is not None:
+        words.append("DEFERRABLE" if connection.deferrable else "NOT DEFERRABLE")
+    return " ".join(words).encode()
+
+
 def _run(connection: Connection[Any], statement: Statement) -> Rows:
     with _failures(), Cursor(connection, row_factory=tuple_row) as cursor:
         if statement.rows is not None:
@@ -285,12 +394,21 @@ async def _run_async(connection: AsyncConnection[Any], statement: Statement) -> 
 
 def _call(connection: Connection[Any], step: Call) -> object:
     with _outages(connection):
-        return call_sync(step, connection)
+        value = call_sync(step, connection)
+    _check_shared(connection, step)
+    return value
 
 
 async def _call_async(connection: AsyncConnection[Any], step: Call) -> object:
     with _outages(connection):
-        return await call_async(step, connection) if step.is_async else call_sync(step, connection)
+        value = await call_async(step, connection) if step.is_async else call_sync(step, connection)
+    _check_shared(connection, step)
+    return value
+
+
+def _check_shared(connection: AnyConnection, step: Call) -> None:
+    if step.shared and not is_open(connection):
+        raise EndedByHandler
 
 
 @contextmanager
@@ -299,9 +417,13 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        if _is_callers_own(error):
-            raise
-        raise error_of(error, error.sqlstate) from error
+        _raise_ours(error)
+
+
+def _raise_ours(error: psycopg.Error) -> NoReturn:
+    if _is_callers_own(error):
+        raise error
+    raise error_of(error, error.sqlstate) from error
 
 
 @contextmanager

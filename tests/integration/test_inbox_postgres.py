@@ -278,7 +278,7 @@ async def test_what_is_being_handled_is_not_parked(bench: Bench) -> None:
     inbox = bench.inbox(lambda event: [RuntimeError("no")])
     bench.broker.receive([message(1)])
     with psycopg.connect(bench.url) as other:
-        other.execute("SELECT pillarbox_receive('billing', %s, NULL, 'order', '7', NULL, false, NULL)", [id_of(1)])
+        other.execute("SELECT pillarbox_receive('billing', %s, NULL, 'order', '7', NULL, false)", [id_of(1)])
         consuming = asyncio.create_task(bench.consume(inbox))
         done, _ = await asyncio.wait({consuming}, timeout=0.3)
         assert not done, "it did not wait for the one that is at work"
@@ -330,6 +330,72 @@ async def test_one_that_fails_takes_nobody_along(bench: Bench) -> None:
     assert [one[:3] for one in bench.parked()] == [("7", "retrying", 1), ("10", "blocked", 0)]
 
 
+async def test_a_handler_cannot_commit_what_others_share(bench: Bench) -> None:
+    """If it could, the rows of those behind it would stand, and a death before their handlers would lose them."""
+    seen: list[tuple[int, int]] = []
+
+    def acts(event: Event[Any]) -> list[Act]:
+        n = event.payload["n"]
+        rows = "SELECT count(*) FROM pillarbox_inbox"
+        look: Act = (lambda: seen.append((n, bench.rows(rows)[0][0]))) if n == 3 else None
+        return [effect(event), "COMMIT" if n == 3 else None, look]
+
+    bench.broker.receive([message(n, str(n)) for n in range(8)])
+    await bench.consume(bench.inbox(acts, batch=True))
+    assert sorted(bench.applied()) == list(range(8))
+    assert [one for one in seen if one[1] > 4] == [], "rows of events that were not handled stood there"
+    assert bench.rows("SELECT * FROM pillarbox_inbox_shared") == []
+
+
+async def test_copies_and_lines_that_are_blocked_share_a_transaction_with_others(bench: Bench) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        return [effect(event), Reject("no") if event.payload["n"] == 1 else None]
+
+    inbox = bench.inbox(acts, batch=True)
+    bench.broker.receive([message(1, "1"), message(2, "2")])
+    await bench.consume(inbox)
+    again = [message(1, "1"), message(2, "2"), message(11, "1"), message(3, "3"), message(3, "3"), message(12, "2")]
+    bench.broker.receive(again)
+    assert await bench.consume(inbox) == 2
+    assert sorted(bench.applied()) == [2, 3, 12]
+    assert [one[:2] for one in bench.parked()] == [("1", "dead"), ("11", "blocked")]
+    assert sorted(n for (n,) in bench.rows("SELECT event_id FROM pillarbox_inbox")) == [id_of(n) for n in (2, 3, 12)]
+
+
+async def test_of_those_that_share_a_transaction_each_number_is_counted(bench: Bench) -> None:
+    inbox = bench.inbox(lambda event: [effect(event)], batch=True)
+    bench.broker.receive([message(n, number=str(n)) for n in (1, 2, 4, 5)] + [message(11, "8", number="1")])
+    await bench.consume(inbox)
+    assert sorted(bench.applied()) == [1, 2, 11]
+    assert [one[:2] for one in bench.parked()] == [("4", "dead"), ("5", "blocked")]
+    assert bench.rows("SELECT aggregate_id, last FROM pillarbox_inbox_numbers ORDER BY 1") == [("7", 2), ("8", 1)]
+
+
+async def test_what_was_stored_shares_a_transaction_and_leaves_the_parking_lot(bench: Bench) -> None:
+    inbox = bench.inbox(lambda event: [effect(event)], batch=True)
+    bench.broker.receive([message(n, str(n % 5)) for n in range(40)])
+    assert await bench.consume(inbox, stores=True) == 40
+    assert sorted(bench.applied()) == list(range(40))
+    assert bench.parked() == []
+    assert any("count" in facts for moment, facts in bench.moments if moment is Moment.COMMITTED), "none was shared"
+
+
+async def test_what_a_trigger_refuses_at_the_commit_is_the_handlers_failure(bench: Bench) -> None:
+    bench.db.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'out of stock'; END $$;"
+        "CREATE CONSTRAINT TRIGGER stock AFTER INSERT ON effects DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+        " WHEN (NEW.n = 1) EXECUTE FUNCTION refuse()"
+    )
+    bench.broker.receive([message(1), message(2, "8")])
+    assert await bench.consume(bench.inbox(lambda event: [effect(event)])) == 1
+    [(number, state, _, error)] = bench.parked()
+    assert (number, state) == ("1", "retrying")
+    assert "refused at the commit" in error
+    assert "out of stock" in error
+    assert bench.applied() == [2]
+
+
 @pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK"])
 async def test_one_that_ends_the_shared_transaction_loses_nothing_of_the_others(bench: Bench, ends: str) -> None:
     def acts(event: Event[Any]) -> list[Act]:
@@ -344,7 +410,7 @@ async def test_one_that_ends_the_shared_transaction_loses_nothing_of_the_others(
 
 async def test_what_a_handler_writes_after_its_own_commit_is_not_lost(bench: Bench) -> None:
     def acts(event: Event[Any]) -> list[Act]:
-        ends = [Swallowed("COMMIT"), "INSERT INTO effects (n) VALUES (33)"] if event.payload["n"] == 3 else []
+        ends = ["COMMIT", "INSERT INTO effects (n) VALUES (33)"] if event.payload["n"] == 3 else []
         return [effect(event), *ends]
 
     bench.broker.receive([message(n, str(n)) for n in range(8)])

@@ -176,7 +176,7 @@ def test_a_consumer_keeps_its_inbox_and_nothing_else(become: As) -> None:
     with consumer.transaction(force_rollback=True):
         assert inbox.first_time(consumer, "1")
     with consumer.transaction(force_rollback=True):
-        consumer.execute("SELECT pillarbox_receive('billing', '1', NULL, 'order', '7', NULL, false, NULL)")
+        consumer.execute("SELECT pillarbox_receive('billing', '1', NULL, 'order', '7', NULL, false)")
         consumer.execute(
             "SELECT pillarbox_park_received('billing', '2', 'dead', NULL, NULL, 1, 'no', NULL, now(), 't', NULL, '{}',"
             " '', '', '', 'Placed', NULL, NULL)"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.run import run_one
 
-RUNS = 5000
+RUNS = 1500
 
 
 @pytest.mark.timeout(1500)

@@ -360,7 +360,7 @@ def test_each_parameter_has_one_marker_in_every_tools_style(events: list[Event[A
 def test_on_postgres_everything_is_text() -> None:
     when = datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
     full = Event("X", b"\x00\xff", content_type="x/y", id=ID, aggregate=("order", 1), number=3, occurred_at=when)
-    _, parameters, rows, answers = statement(full, Event("Y", {}, id=ID))
+    _, parameters, rows, answers, _ = statement(full, Event("Y", {}, id=ID))
     assert parameters == [
         [str(ID)] * 2, ["order", ""], ["1", ""], ["X", "Y"], ["order-events", "events"], [None, "{}"],
         ["\\x00ff", None], ["x/y", "application/json"], [None] * 2, [None] * 2, ["3", None], [None] * 2,

@@ -32,13 +32,15 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class Statement(NamedTuple):
     """SQL and its parameters. `rows` run as one executemany and return nothing; `parameters` run once, with rows.
 
-    `answers` says that the rows of a PostgreSQL statement are wanted.
+    `answers` says that the rows of a PostgreSQL statement are wanted. After the `last` one, nothing but the commit is
+    left of its transaction: a door may send both at once.
     """
 
     sql: str
     parameters: Sequence[Any] = ()
     rows: Sequence[Sequence[Any]] | None = None
     answers: bool = False
+    last: bool = False
 
 
 Rows = Sequence[Sequence[Any]]

@@ -236,13 +236,13 @@ def _uuid(text: str, topic: str) -> tuple[UUID, dict[str, str]]:
     if not text:
         raise ValueError("the id is empty")
     if (id := uuid_of(text)) is not None:
-        return id, {}
+        return UUID(id), {}
     return uuid5(_FOREIGN, f"{topic}/{text}"), {"id": text}
 
 
-def uuid_of(text: str) -> UUID | None:
+def uuid_of(text: str) -> str | None:
     """Read a UUID in its usual form; None if it is anything else: Python's own reading takes many texts for one."""
-    return UUID(text) if _UUID.fullmatch(text) else None
+    return text.lower() if _UUID.fullmatch(text) else None
 
 
 def restated(message: Message, its: Mapping[str, str]) -> Message:
@@ -314,7 +314,9 @@ def _parse(message: Message) -> tuple[dict[str, str], dict[str, str], bytes]:
     """Split a message into our fields, the event's own headers and the body."""
     headers = message.headers
     content_type = headers.get("content-type") or headers.get("content_type") or JSON
-    prefix = next((prefix for prefix in _CE_PREFIXES if f"{prefix}specversion" in headers), None)
+    prefix = None if _CE_MARKS.isdisjoint(headers) else _prefix(headers)
+    if prefix is None and headers.keys() <= _PLAIN_FIELDS and content_type == JSON:
+        return dict(headers), {}, message.body  # as most are
     if content_type.partition(";")[0].strip().lower() == STRUCTURED and _holds_itself(message, prefix):
         return _parse_structured(message)
     if prefix is not None:
@@ -322,6 +324,14 @@ def _parse(message: Message) -> tuple[dict[str, str], dict[str, str], bytes]:
     fields = {name: value for name, value in headers.items() if name in _PLAIN_FIELDS}
     own = {name: value for name, value in headers.items() if name not in _PLAIN_FIELDS and name != REPLAY_HEADER}
     return fields, own, message.body
+
+
+_CE_MARKS = frozenset(f"{prefix}specversion" for prefix in _CE_PREFIXES)
+
+
+def _prefix(headers: Mapping[str, str]) -> str:
+    """Say how the attributes of a CloudEvent are spelt."""
+    return next(prefix for prefix in _CE_PREFIXES if f"{prefix}specversion" in headers)
 
 
 def _holds_itself(message: Message, prefix: str | None) -> bool:

@@ -9,6 +9,7 @@ _IN_THE_WAY = ("40001", "40P01")  # serialization failure, deadlock
 _AGAIN = ("55P03", "57014")  # no lock in time, cancelled
 _AWAY = ("08", "53", "57P")  # connection, resources, shutdown
 _READ_ONLY, _FAILED, _NO_RIGHT = "25006", "25P02", "42501"
+_UNDONE = "PB001"  # our own: keep_received raises it
 _NOT_PREPARED = ("26000", "42P05")  # a prepared statement is not there, or is there already
 _OUR_NAME = re.compile(
     r"\b(\w+)\.(\w+?)(?:outbox|add|draw_numbers|take_keys|inbox|inbox_parked|receive|park_received)\b"
@@ -26,6 +27,10 @@ class StoreConflict(StoreUnavailable):
 
 class TransactionFailed(StoreError):
     """An earlier statement of this transaction failed, so nothing of it can be kept."""
+
+
+class RowUndone(StoreError):
+    """An event's row in the inbox is not there any more, although its handler has returned."""
 
 
 def migrate_up(database: str, schema: str = "public", prefix: str = "pillarbox_") -> str:
@@ -62,6 +67,8 @@ def error_of(error: BaseException, sqlstate: str | None) -> StoreError:
         return TransactionFailed(
             f"an earlier statement of this transaction failed ({words}): roll back and begin again"
         )
+    if code == _UNDONE:
+        return RowUndone(words)
     if code == _READ_ONLY:
         return StoreUnavailable(f"{words}: this may be a standby; connect to the primary and try again")
     if code in _IN_THE_WAY:

@@ -13,7 +13,16 @@ from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import Texts, texts_of
-from pillarbox.inbox.steps import Call, ClosedByHandler, Program, call_sync, commit_failures, drive
+from pillarbox.inbox.steps import (
+    Call,
+    ClosedByHandler,
+    EndedByHandler,
+    Program,
+    call_sync,
+    commit_failures,
+    drive,
+    is_open,
+)
 
 R = TypeVar("R")
 
@@ -74,12 +83,14 @@ class Inbox(Registry[Any, None]):
                 value = call_sync(step, connection)
             if connection.closed_in_transaction:
                 raise ClosedByHandler
+            if step.shared and not is_open(connection.connection):
+                raise EndedByHandler
             return value
 
         try:
             with (
                 failures(connection),
-                commit_failures(errors.IntegrityError),
+                commit_failures(errors.IntegrityError, errors.ProgrammingError),
                 transaction.atomic(using=self._using, durable=True),
             ):
                 return drive(program, lambda statement: _run(connection, statement), call)

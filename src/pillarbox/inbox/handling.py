@@ -195,14 +195,14 @@ class Handling:
     def _stretch(self, worker: int, taken: list[Taken]) -> tuple[list[Taken], BaseException | None]:
         """Handle what is plain, in this thread, as long as all goes well and there is more: a way to the loop and back
         takes longer than many a handler. Give what is left of the last group, and why its first one is not done."""
-        ends = self._loop.time() + STRETCH
+        ends, texts, means = self._loop.time() + STRETCH, self._inbox.texts, self._means()
         while True:
             for place, (ticket, received) in enumerate(taken):
                 if self._stopping or not self._is_plain(received):
                     return taken[place:], None
                 self._begin(worker, received)
                 try:
-                    reception = self._inbox.perform(programs.receive(self._inbox.texts, received, self._means()))
+                    reception = self._inbox.perform(programs.receive(texts, received, means))
                     self._tell_committed(received, reception)  # type: ignore[arg-type]
                 except BaseException as error:  # noqa: BLE001 - judged where it can be told
                     return taken[place:], error
@@ -223,16 +223,20 @@ class Handling:
         """Divide what one worker has taken into transactions, in order."""
         together: list[Taken] = []
         for one in taken:
-            if together and (len(together) == TOGETHER or not (self._shares(one[1]) and self._shares(together[-1][1]))):
+            if together and not (len(together) < TOGETHER and self._share(together[-1][1], one[1])):
                 yield together
                 together = []
             together.append(one)
         if together:
             yield together
 
+    def _share(self, one: Received, other: Received) -> bool:
+        return self._shares(one) and self._shares(other) and one.stored == other.stored
+
     def _shares(self, received: Received) -> bool:
-        """Say whether it may share a transaction: nobody shares one with an event that may kill its process."""
-        if received.ignored or received.hopeless or received.suspicious:
+        """Say whether it may share a transaction: nobody shares one with an event that may kill its process, or that
+        has failed before."""
+        if received.ignored or received.hopeless or received.suspicious or (received.parked and not received.stored):
             return False
         handler = self._handler(received)
         return handler is not None and handler.batch

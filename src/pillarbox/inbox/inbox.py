@@ -35,6 +35,10 @@ class Handler(NamedTuple):
     id: Callable[[Message], Any] | None = None
     aggregate: Callable[[Message], Any] | None = None
 
+    def model_for(self, type: str) -> Any:
+        """Give the model that its payloads are read into."""
+        return self.model
+
     @property
     def name(self) -> str:
         return getattr(_innermost(self.function), "__qualname__", repr(self.function))
@@ -180,7 +184,7 @@ def message_key(message_id: object) -> str:
         return str(message_id)
     if not isinstance(message_id, str) or not message_id or "\0" in message_id:
         raise InvalidEvent(f"message_id: {message_id!r:.60} is nothing to recognise a message by: give its id header")
-    return message_id if (id := uuid_of(message_id)) is None else str(id)
+    return uuid_of(message_id) or message_id
 
 
 def _check_foreign(handler: Handler) -> None:

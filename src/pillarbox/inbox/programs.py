@@ -7,7 +7,8 @@ receive_all   the same for several events              one commit for all of the
 What is kept aside is the business of `lot`, and what numbers mean that of `numbers`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from typing import Any, Literal, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from pillarbox.core.event import Event
 from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
-from pillarbox.core.postgres_facts import StoreConflict, TransactionFailed
+from pillarbox.core.postgres_facts import RowUndone, StoreConflict, TransactionFailed
 from pillarbox.core.retry import sayable, words_of
 from pillarbox.errors import HandlerFailed, HandlerMissing, HandlerSignal, StoreError, StoreUnavailable
 from pillarbox.inbox import numbers
@@ -28,7 +29,6 @@ from pillarbox.telemetry.hooks import Moment
 Unhandled = Literal["dead", "ignore", "fail"]
 """What becomes of events whose type nobody handles: dead letters, nothing, or the end of the consumer."""
 PATIENCE = 5
-_ENDED = "a handler has ended the transaction that its event shared with others"
 LONGEST_TRACE = 16_000
 
 
@@ -65,37 +65,70 @@ class Means(NamedTuple):
 
 
 def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Sequence[Reception]]:
-    """Receive several events in one transaction: all or nothing. If a handler commits by itself, what is done up to
-    there stands: then the rest is not received, and what is given ends with that handler's event."""
+    """Receive several events in one transaction: all or nothing. Where a handler can commit by itself all the same,
+    what is done up to there stands: then the rest is not received, and what is given ends with that handler's event."""
+    if "receive_all" in texts:
+        return (yield from _receive_together(texts, batch, means))
     shared = Shared()
     receptions: list[Reception] = []
-    for place, received in enumerate(batch):
-        shared.is_last = received is batch[-1]
-        try:
-            receptions.append((yield from receive(texts, received, means, shared)))
-        except SharedEnded:
-            before = batch[place - 1]
-            if not (yield texts("still_there", texts.consumer, before.key)):
-                raise HandlerFailed(_ENDED) from None
-            means.tell(Moment.HANDLER_COMMITTED, before, means.handlers[before.type], None)
-            return receptions
+    for received in batch:
+        receptions.append((yield from receive(texts, received, means, shared)))
         if shared.ended:
-            return receptions
+            break
     return receptions
 
 
-class SharedEnded(Exception):
-    """The transaction that several events share is over before its last event."""
+class NotTogether(Exception):
+    """Events cannot share a transaction; whose fault that is shows when each is alone."""
 
 
 class Shared:
-    """What is known of a transaction that several events share. Where it has a number, whoever comes next sees whether
-    the handler before has ended it; nobody else asks but after the last one."""
+    """What is known of a transaction that several events share."""
 
-    is_last = True
-    number: object = None
     ended = False
     """The last handler has committed by itself."""
+
+
+def _receive_together(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Sequence[Reception]]:
+    """Write all inbox rows at once, then call the handlers: nobody can commit before the last of them is done."""
+    firsts = {received.key: received for received in reversed(batch)}
+    events = [firsts[key] for key in dict.fromkeys(received.key for received in batch)]
+    numbers_ = [received.number for received in events]
+    ((shared, states, counted),) = yield texts(
+        "receive_all",
+        texts.consumer,
+        [received.key for received in events],
+        [line_text(received.line) for received in events],
+        [received.aggregate[0] for received in events],
+        [received.aggregate[1] for received in events],
+        numbers_ if any(number is not None for number in numbers_) else None,
+        means.unordered,
+        batch[0].stored,
+    )
+    if not counted:
+        raise NotTogether("the number of one of them is not the next one of its aggregate")
+    state_of = dict(zip((received.key for received in events), states or "n" * len(events), strict=True))
+    receptions = []
+    for received in batch:
+        state = state_of[received.key]
+        if state == "n":
+            state_of[received.key] = "c"  # another one with its id is a copy
+            handler = means.handlers.get(received.type, received.delivery.topic)
+            assert handler is not None
+            event = decode(received.for_handler, handler.model_for)
+            means.reach(Moment.MARKED, received)
+            call = Call(handler.function, handler.is_async, event, means.timeout, shared=True)
+            value = yield from _call(call, handler, received)
+            if value is not None:
+                means.tell(Moment.HANDLER_RETURNED, received, handler, value)
+            means.reach(Moment.HANDLED, received)
+        receptions.append(_STATES[state])
+    if not (yield texts("unshare", shared)):
+        raise NotTogether("a handler has ended the transaction that its event shared with others")
+    return receptions
+
+
+_STATES = {"n": Reception.HANDLED, "c": Reception.COPY, "b": Reception.BLOCKED}
 
 
 def receive(texts: Texts, received: Received, means: Means, shared: Shared | None = None) -> Program[Reception]:
@@ -103,20 +136,15 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
     handler is refused, or only counted, once it is known to be new and the next of its aggregate."""
     consumer, key = texts.consumer, received.key
     handler = means.handlers.get(received.type, received.delivery.topic)
-    event = None if handler is None else decode(received.for_handler, lambda _: handler.model)
+    event = None if handler is None else decode(received.for_handler, handler.model_for)
     takes = received.stored and "take_stored" in texts
-    within = shared.number if shared is not None and "mark" not in texts else None
     if received.parked:
-        if within is not None and handler is not None and (yield from _ended(texts, handler, within)):
-            raise SharedEnded
         fresh = yield texts("take_stored" if takes else "first_time", consumer, key)
     else:
-        its = (line_text(received.line), *received.aggregate, received.number, means.unordered, within)
+        its = (line_text(received.line), *received.aggregate, received.number, means.unordered)
         fresh = yield texts("receive", consumer, key, *its)
         if not fresh:
             return (yield from _why_not(texts, key))
-        if not fresh[0][0]:
-            raise SharedEnded
     is_new = bool(fresh)
     if fresh and received.number is not None and (received.parked or not fresh[0][1]):
         is_new = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
@@ -124,20 +152,14 @@ def receive(texts: Texts, received: Received, means: Means, shared: Shared | Non
         if is_new and means.unhandled != "ignore":
             raise HandlerMissing(_missing(received, means))
     elif is_new:
-        if shared is not None:
-            shared.number = fresh[0][0]
         means.reach(Moment.MARKED, received)
-        trusting = shared is not None and not shared.is_last and "mark" not in texts
-        value, committed = yield from _handle(
-            texts, received, handler, event, means.timeout, fresh[0][0], trusting=trusting
-        )
+        value, committed = yield from _handle(texts, received, handler, event, means, fresh[0][0])
         if committed:
             means.tell(Moment.HANDLER_COMMITTED, received, handler, None)
             if shared is not None:
                 shared.ended = True  # what follows would be outside any transaction
         if value is not None:
             means.tell(Moment.HANDLER_RETURNED, received, handler, value)
-        means.reach(Moment.HANDLED, received)
     if received.stored:
         if not takes:
             yield texts("unstore", consumer, key)
@@ -170,21 +192,14 @@ def _why_not(texts: Texts, key: str) -> Program[Reception]:
 
 
 def _handle(
-    texts: Texts,
-    received: Received,
-    handler: Handler,
-    event: Event[Any],
-    timeout: float | None,
-    number: object,
-    *,
-    trusting: bool,
+    texts: Texts, received: Received, handler: Handler, event: Event[Any], means: Means, number: object
 ) -> Program[tuple[object, bool]]:
-    """Call the handler; give what it returned, and whether it committed by itself. `number` is the transaction's; if
-    `trusting`, whoever comes next in the same transaction sees that."""
+    """Call the handler; give what it returned, and whether it committed by itself. `number` is the transaction's."""
     if "mark" in texts:
         yield texts("mark")
     try:
-        value = yield from _call(Call(handler.function, handler.is_async, event, timeout), handler, received)
+        call = Call(handler.function, handler.is_async, event, means.timeout)
+        value = yield from _call(call, handler, received)
     except ClosedByHandler:
         raise
     except (HandlerSignal, HandlerFailed, StoreUnavailable) as error:
@@ -196,34 +211,65 @@ def _handle(
                 " it is not tried again; remove the commit: the inbox commits)"
             ) from (error.__cause__ or error)
         raise
-    if trusting or not (yield from _ended(texts, handler, number)):
+    means.reach(Moment.HANDLED, received)
+    if "keep" in texts:
+        return value, (yield from _keep(texts, received, handler, number))
+    if not (yield from _ended(texts, handler, number)):
         return value, False
-    # A handler that rolled back has undone our row with its own work: without a look, its event would be lost.
     if not (yield texts("still_there", texts.consumer, received.key)):
-        raise HandlerFailed(
-            f"{handler.name} rolled back the transaction it was given, so its event would be lost:"
-            " let the error out, or use a savepoint"
-        )
+        raise _rolled_back(handler)
     return value, True
 
 
-def _ended(texts: Texts, handler: Handler, number: object, *, failing: bool = False) -> Program[bool]:
-    """Say whether the handler has ended the transaction: its savepoint, or its number, went with it."""
+def _rolled_back(handler: Handler) -> HandlerFailed:
+    """A handler that rolled back has undone our row with its own work: without a look, its event would be lost."""
+    return HandlerFailed(
+        f"{handler.name} rolled back the transaction it was given, so its event would be lost:"
+        " let the error out, or use a savepoint"
+    )
+
+
+def _keep(texts: Texts, received: Received, handler: Handler, number: object) -> Program[bool]:
+    """See to it that our row is committed with what the handler did; say whether it committed by itself."""
+    keep = texts("keep", texts.consumer, received.key, number)
+    with _blamed(handler):
+        ((ended,),) = yield keep._replace(last=not (received.parked or received.counted))
+    return bool(ended)
+
+
+@contextmanager
+def _blamed(handler: Handler) -> Iterator[None]:
+    """Say what the handler has done to the transaction, if nothing can be done with it any more."""
     try:
-        return bool((yield texts("unmark", number)))
-    except StoreUnavailable:
+        yield
+    except (HandlerFailed, StoreUnavailable):
         raise
+    except RowUndone as error:
+        raise _rolled_back(handler) from error
     except TransactionFailed as error:
-        if failing:  # whoever parks it sees whether its row is there all the same
-            return False
         raise HandlerFailed(
             f"{handler.name} swallowed an error of the database, after which nothing of its transaction can be kept:"
             " let the error out, or use a savepoint"
         ) from error
     except StoreError:
-        return True
+        raise
     except Exception as error:
         raise HandlerFailed(f"{handler.name} closed the connection it was given: leave it open") from error
+
+
+def _ended(texts: Texts, handler: Handler, number: object, *, failing: bool = False) -> Program[bool]:
+    """Say whether the handler has ended the transaction: its savepoint, or its number, went with it."""
+    try:
+        with _blamed(handler):
+            return bool((yield texts("unmark", number)))
+    except HandlerFailed as error:
+        if failing and isinstance(error.__cause__, TransactionFailed):
+            return False  # whoever parks it sees whether its row is there all the same
+        raise
+    except StoreUnavailable:
+        raise
+    except StoreError:
+        return True
 
 
 def _call(call: Call, handler: Handler, received: Received) -> Program[object]:

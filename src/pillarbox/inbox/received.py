@@ -160,8 +160,7 @@ def _no_type(topic: str) -> str:
 def _key(id: str, topic: str) -> str:
     """Give an event's place in the inbox. Only a UUID is the same everywhere: what is none is known within its topic,
     or two that both count from one would be taken for copies of each other."""
-    uuid = uuid_of(id)
-    return f"{_escaped(topic)}/{_escaped(id)}" if uuid is None else str(uuid)
+    return uuid_of(id) or f"{_escaped(topic)}/{_escaped(id)}"
 
 
 def _escaped(text: str) -> str:
@@ -227,7 +226,10 @@ def unpark(row: Sequence[Any]) -> Received:
 
 def line_text(line: Line | None) -> str | None:
     """Write a line as the tables keep it."""
-    return None if line is None else json.dumps(line, ensure_ascii=False, separators=(",", ":"))
+    return None if line is None else _write_line(line)
+
+
+_write_line = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def line_from(text: str) -> Line:

@@ -154,7 +154,7 @@ _BOTH = {
 _SQLITE = {
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
-    # …, line, aggregate, number, from one, within → a row unless it is a copy, is parked, or its line is blocked: the
+    # …, line, aggregate, number, from one → a row unless it is a copy, is parked, or its line is blocked: the
     # transaction's number, if there is one, and whether the event's number was the next one, if that was seen
     "receive": (
         "INSERT INTO {p}inbox (consumer, event_id) SELECT $1, $2"
@@ -199,14 +199,27 @@ _POSTGRES = {
         " RETURNING pg_current_xact_id()::text"
     ),
     "receive": (
-        "SELECT its, counted FROM {p}receive($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean,"
-        " $8::text) WHERE its IS NOT NULL"
+        "SELECT its, counted FROM {p}receive($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean)"
+        " WHERE its IS NOT NULL"
     ),
+    # consumer, ids, lines, aggregates' types, their ids, numbers, from one, stored → the shared transaction's row, a
+    # letter for each event's state unless all are new, whether every number was the next one
+    "receive_all": (
+        "SELECT shared, states, counted FROM {p}receive_all($1::text, $2::text[], $3::text[], $4::text[], $5::text[],"
+        " $6::bigint[], $7::boolean, $8::boolean)"
+    ),
+    # the shared transaction's row → a row, unless that transaction is over: from now on it can be committed
+    "unshare": "DELETE FROM {p}inbox_shared WHERE id = $1 RETURNING 1",
     "count": "SELECT 1 WHERE {p}count_received($1::text, $2::text, $3::text, $4::bigint, $5::boolean)",
     # One consumer's processes take things out of the parking lot one after the other.
     "lock": "SELECT 1 FROM pg_advisory_xact_lock(hashtextextended('{p}inbox_parked ' || $1::text, 0))",
     # the number → a row if the handler has ended the transaction
     "unmark": "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text IS DISTINCT FROM $1::text",
+    # …, the number → whether the handler has ended the transaction; RowUndone if it took our row along
+    "keep": (
+        "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $3::text THEN false"
+        " ELSE {p}keep_received($1::text, $2::text) END"
+    ),
     "park": "SELECT {p}park_received({row})",
     "heads": (
         "SELECT line, state, coalesce((extract(epoch FROM due_at) * 1000000)::bigint, 0), numbering,"

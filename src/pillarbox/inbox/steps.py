@@ -25,13 +25,22 @@ class ClosedByHandler(HandlerFailed):
         super().__init__("it closed the connection it was given: leave it open")
 
 
+class EndedByHandler(HandlerFailed):
+    """A handler ended the transaction that its event shares with others."""
+
+    def __init__(self) -> None:
+        super().__init__("it ended the transaction that its event shares with others: leave that to the inbox")
+
+
 class Call(NamedTuple):
-    """The step in which the handler runs, inside the transaction; an async one is cancelled after `timeout` seconds."""
+    """The step in which the handler runs, inside the transaction; an async one is cancelled after `timeout` seconds. If
+    others share the transaction, it must be open afterwards."""
 
     handler: Callable[..., Any]
     is_async: bool
     event: Event[Any]
     timeout: float | None = None
+    shared: bool = False
 
 
 Step = Statement | Call
@@ -97,13 +106,29 @@ def call_sync(call: Call, transaction: object) -> object:
         raise HandlerFailed("it raised GeneratorExit") from error
 
 
+def is_open(driver: Any) -> bool:
+    """Say whether a transaction is open and sound on a connection of psycopg, psycopg2 or asyncpg, by what the server
+    said last."""
+    if hasattr(driver, "is_in_transaction"):
+        return bool(driver.is_in_transaction())
+    return int(driver.info.transaction_status) == _IN_TRANSACTION
+
+
+_IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
+
+
 @contextmanager
-def commit_failures(broken: type[Exception]) -> Iterator[None]:
+def commit_failures(*broken: type[Exception]) -> Iterator[None]:
     """Turn a constraint that waits for the commit, and is `broken`, into the handler's failure."""
     try:
         yield
     except broken as error:
-        raise HandlerFailed(f"what it wrote was refused at the commit: {words_of(error)}") from error
+        raise refused_at_commit(error) from error
+
+
+def refused_at_commit(error: Exception) -> HandlerFailed:
+    """A constraint that waits for the commit is broken."""
+    return HandlerFailed(f"what it wrote was refused at the commit: {words_of(error)}")
 
 
 @contextmanager

@@ -14,7 +14,17 @@ from pillarbox.errors import ConfigError
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import HandlerOptions, Handlers, Once, Registry, message_key
 from pillarbox.inbox.statements import Texts, texts_of
-from pillarbox.inbox.steps import Call, Program, call_async, call_sync, commit_failures, drive, drive_async
+from pillarbox.inbox.steps import (
+    Call,
+    EndedByHandler,
+    Program,
+    call_async,
+    call_sync,
+    commit_failures,
+    drive,
+    drive_async,
+    is_open,
+)
 from pillarbox.sqlalchemy.transaction import (
     AsyncTransaction,
     Transaction,
@@ -73,7 +83,7 @@ class Inbox(Registry[Session, None]):
         with self._sessions() as session:
             try:
                 result = drive(program, lambda statement: _on(session, statement), lambda call: _call(session, call))
-                with outages(), commit_failures(sa.exc.IntegrityError):
+                with commit_failures(sa.exc.DBAPIError), outages():
                     session.commit()
             except BaseException:
                 session.rollback()
@@ -148,7 +158,7 @@ class AsyncInbox(Once):
 
             try:
                 result = await drive_async(program, run, call)
-                with outages(), commit_failures(sa.exc.IntegrityError):
+                with commit_failures(sa.exc.DBAPIError), outages():
                     await session.commit()
             except BaseException:
                 await session.rollback()
@@ -202,6 +212,7 @@ def _call(session: Session, call: Call) -> object:
     with outages():
         value = call_sync(call, session)
         session.flush()  # so that what it left pending fails as the handler's own doing
+        _check_shared(session, call)
         return value
 
 
@@ -212,4 +223,11 @@ async def _call_async(session: AsyncSession, call: Call) -> object:
         else:
             value = await session.run_sync(lambda sync: call_sync(call, sync))
         await session.flush()
+        _check_shared(session.sync_session, call)
         return value
+
+
+def _check_shared(session: Session, call: Call) -> None:
+    # In a session that has begun anew by itself, what follows would be undone with everything else.
+    if call.shared and not (session.in_transaction() and is_open(session.connection().connection.driver_connection)):
+        raise EndedByHandler

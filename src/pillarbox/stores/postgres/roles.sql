@@ -26,7 +26,7 @@ GRANT INSERT (
     number, available_at, occurred_at, created_at) ON {p}outbox TO {prefix}writer;
 GRANT EXECUTE ON FUNCTION {p}draw_numbers(text[], text[]), {p}take_keys(text[], uuid[], boolean) TO {prefix}writer;
 
-GRANT SELECT, INSERT, DELETE ON {p}inbox TO {prefix}consumer;
+GRANT SELECT, INSERT, DELETE ON {p}inbox, {p}inbox_shared TO {prefix}consumer;
 GRANT SELECT, INSERT, UPDATE, DELETE ON {p}inbox_parked, {p}inbox_numbers TO {prefix}consumer;
 
 GRANT SELECT, DELETE ON {p}outbox, {p}keys TO {prefix}relay;

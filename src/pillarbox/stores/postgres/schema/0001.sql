@@ -199,6 +199,10 @@ CREATE TABLE {p}inbox (
     PRIMARY KEY (consumer, event_id)
 );
 CREATE INDEX {prefix}inbox_age ON {p}inbox (handled_at);
+-- A row for each transaction that several events share, while it is open.
+CREATE TABLE {p}inbox_shared (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY
+);
 CREATE TABLE {p}inbox_numbers (
     consumer       text   NOT NULL,
     aggregate_type text   NOT NULL,

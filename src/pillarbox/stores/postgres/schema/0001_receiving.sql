@@ -5,19 +5,14 @@
 -- itself reports a conflict, and the transaction is tried again).
 
 -- Write the inbox row of an event, unless it is there, stands in the parking lot, or its line is blocked; and count its
--- number, if that is the next one of its aggregate. Gives the transaction's number if the row was written. Somebody who
--- has begun a transaction names it (_within): if it is over, nothing is written, and its number is ''.
+-- number, if that is the next one of its aggregate. Gives the transaction's number if the row was written.
 CREATE FUNCTION {p}receive(
     _consumer text, _event_id text, _line text, _aggregate_type text, _aggregate_id text, _number bigint,
-    _from_one boolean, _within text, OUT its text, OUT counted boolean)
+    _from_one boolean, OUT its text, OUT counted boolean)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 AS $$
 BEGIN
-    IF _within IS NOT NULL AND pg_current_xact_id_if_assigned()::text IS DISTINCT FROM _within THEN
-        its := '';
-        RETURN;
-    END IF;
     INSERT INTO {p}inbox (consumer, event_id) VALUES (_consumer, _event_id) ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RETURN;
@@ -57,6 +52,93 @@ BEGIN
     VALUES (_consumer, _aggregate_type, _aggregate_id, _number, _number) ON CONFLICT DO NOTHING;
     RETURN FOUND;
 END $$;
+
+-- After a handler has ended its event's transaction: refuse to commit what it did since if it has undone its event's
+-- row, because that event would be handled again. If the row stands, say so (also to whoever commits in the same message
+-- and does not see what this gives: as an INFO, which nobody can switch off).
+CREATE FUNCTION {p}keep_received(_consumer text, _event_id text)
+RETURNS boolean LANGUAGE plpgsql VOLATILE
+AS $$
+BEGIN
+    IF NOT EXISTS (SELECT 1 FROM {p}inbox i WHERE i.consumer = _consumer AND i.event_id = _event_id) THEN
+        RAISE EXCEPTION 'the handler has rolled back the transaction of event %', _event_id USING ERRCODE = 'PB001';
+    END IF;
+    RAISE INFO 'the handler has committed by itself' USING ERRCODE = 'PB002';
+    RETURN true;
+END $$;
+
+-- Receive several events that share a transaction, each of which has another id. Until the row in inbox_shared
+-- whose id it gives (_shared) is deleted, the transaction cannot be committed: a handler that tries would commit the rows
+-- of events whose handlers have not run. `states` has a letter for each event: n new, c a copy, b behind something parked;
+-- NULL if all are new. `counted` is false if a number is not the next one of its aggregate: then nothing here counts.
+-- What was stored (_stored) leaves the parking lot.
+CREATE FUNCTION {p}receive_all(
+    _consumer text, _event_ids text[], _lines text[], _aggregate_types text[], _aggregate_ids text[], _numbers bigint[],
+    _from_one boolean, _stored boolean, OUT shared bigint, OUT states text, OUT counted boolean)
+LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+AS $$
+DECLARE
+    _new text[];
+    _parked text[];
+    _blocked text[];
+    _place integer;
+BEGIN
+    INSERT INTO {p}inbox_shared DEFAULT VALUES RETURNING id INTO shared;
+    counted := true;
+    WITH written AS (
+        INSERT INTO {p}inbox (consumer, event_id)
+        SELECT _consumer, given.id FROM unnest(_event_ids) AS given (id) ORDER BY given.id  -- two that overlap meet in one order
+        ON CONFLICT DO NOTHING RETURNING event_id)
+    SELECT coalesce(array_agg(event_id), '{}') INTO _new FROM written;
+    IF _stored THEN
+        DELETE FROM {p}inbox_parked k
+        WHERE k.consumer = _consumer AND k.event_id = ANY (_event_ids) AND k.state = 'held';
+    ELSE
+        SELECT array_agg(k.event_id) INTO _parked FROM {p}inbox_parked k
+        WHERE k.consumer = _consumer AND k.event_id = ANY (_event_ids) AND k.state <> 'suspect';
+        SELECT array_agg(DISTINCT k.line) INTO _blocked FROM {p}inbox_parked k
+        WHERE k.consumer = _consumer AND k.line = ANY (_lines) AND k.line IS NOT NULL
+          AND k.state IN ('stored', 'held', 'retrying', 'blocked', 'dead');
+    END IF;
+    IF cardinality(_new) < cardinality(_event_ids) OR _parked IS NOT NULL OR _blocked IS NOT NULL THEN
+        SELECT string_agg(
+                   CASE WHEN NOT given.id = ANY (_new) OR given.id = ANY (_parked) THEN 'c'
+                        WHEN given.line = ANY (_blocked) THEN 'b'
+                        ELSE 'n' END, '' ORDER BY given.place)
+        INTO states FROM unnest(_event_ids, _lines) WITH ORDINALITY AS given (id, line, place);
+        DELETE FROM {p}inbox i
+        USING unnest(_event_ids) WITH ORDINALITY AS given (id, place)
+        WHERE i.consumer = _consumer AND i.event_id = given.id AND given.id = ANY (_new)
+          AND substr(states, given.place::integer, 1) <> 'n';
+        DELETE FROM {p}inbox_parked k
+        WHERE k.consumer = _consumer AND k.event_id = ANY (_event_ids) AND NOT k.event_id = ANY (_new)
+          AND k.state = 'suspect';
+    END IF;
+    IF _numbers IS NULL THEN
+        RETURN;
+    END IF;
+    FOR _place IN SELECT generate_subscripts(_event_ids, 1) LOOP
+        IF _numbers[_place] IS NOT NULL AND coalesce(substr(states, _place, 1), 'n') = 'n' THEN
+            counted := {p}count_received(
+                _consumer, _aggregate_types[_place], _aggregate_ids[_place], _numbers[_place], _from_one);
+            EXIT WHEN NOT counted;
+        END IF;
+    END LOOP;
+END $$;
+
+-- Refuse to commit a transaction that several events share before their inbox says that all of them are handled.
+CREATE FUNCTION {p}refuse_shared() RETURNS trigger LANGUAGE plpgsql
+AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM {p}inbox_shared s WHERE s.id = NEW.id) THEN
+        RAISE EXCEPTION 'several events share this transaction, so a handler cannot commit it'
+            USING HINT = 'Leave the commit to the inbox, or register the handler without batch=True.';
+    END IF;
+    RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER {prefix}inbox_shared_open AFTER INSERT ON {p}inbox_shared
+    DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {p}refuse_shared();
 
 -- Put an event into the parking lot, unless somebody has handled it meanwhile.
 CREATE FUNCTION {p}park_received(
