@@ -49,14 +49,25 @@ def _consumer(at: Path, count: int, *, batch: bool = False) -> float:
     async def consume() -> float:
         loop = asyncio.get_running_loop()
 
-        @inbox.handler("OrderPlaced", batch=batch)
         def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
-            nonlocal handled
             connection.execute(INVOICE, (event.payload["order_id"], event.payload["total"]))
-            handled += 1
+            note(1)
+
+        def bill_all(connection: sqlite3.Connection, events: list[Event[Any]]) -> None:
+            invoices = [(event.payload["order_id"], event.payload["total"]) for event in events]
+            connection.executemany(INVOICE, invoices)
+            note(len(events))
+
+        def note(events: int) -> None:
+            nonlocal handled
+            handled += events
             if handled == count:
                 loop.call_soon_threadsafe(done.set)
 
+        if batch:
+            inbox.handler("OrderPlaced", batch=True)(bill_all)
+        else:
+            inbox.handler("OrderPlaced")(bill)
         began = perf_counter()
         async with Consumer(inbox, broker=f"sqlite:///{broker}", topics=[shop.TOPIC], hooks=Hooks()):
             await asyncio.wait_for(done.wait(), DEADLINE)

@@ -96,12 +96,24 @@ def _through(url: str, deliveries: Sequence[Delivery], *, batch: bool = False, s
     async def consume() -> float:
         loop = asyncio.get_running_loop()
 
-        @inbox.handler("OrderPlaced", batch=batch)
+        def count(events: int) -> None:
+            for _ in range(events):
+                if not next(left):
+                    loop.call_soon_threadsafe(done.set)
+
         def bill(connection: "psycopg.Connection[Any]", event: Event[Any]) -> None:
             _bill(connection, event)
-            if not next(left):
-                loop.call_soon_threadsafe(done.set)
+            count(1)
 
+        def bill_all(connection: "psycopg.Connection[Any]", events: list[Event[Any]]) -> None:
+            invoices = [(event.payload["order"], event.payload["total"]) for event in events]
+            connection.cursor().executemany(INVOICE, invoices)
+            count(len(events))
+
+        if batch:
+            inbox.handler("OrderPlaced", batch=True)(bill_all)
+        else:
+            inbox.handler("OrderPlaced")(bill)
         source = _Source(deliveries)
         consumer = Consumer(
             inbox, lambda: source, RetryPolicy(), WORKERS, Topics(), SystemClock(), Hooks(), stores=stores

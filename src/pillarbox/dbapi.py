@@ -17,7 +17,7 @@ from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import texts_of
-from pillarbox.inbox.steps import Call, Program, call_sync, commit_failures, drive
+from pillarbox.inbox.steps import Call, Program, call_sync, commit_failures, drive, guarded
 
 R = TypeVar("R")
 
@@ -81,7 +81,7 @@ class Inbox(Registry[sqlite3.Connection, None]):
                 return _run(connection, statement)
 
         def call(step: Call) -> object:
-            with _outages(connection):
+            with _outages(connection), guarded(connection, step):
                 return call_sync(step, connection)
 
         try:

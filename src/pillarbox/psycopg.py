@@ -42,7 +42,7 @@ from pillarbox.inbox.steps import (
 try:
     import psycopg
     from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor
-    from psycopg.pq import Escaping, ExecStatus, Format, TransactionStatus
+    from psycopg.pq import ConnStatus, Escaping, ExecStatus, Format, TransactionStatus
     from psycopg.rows import tuple_row
     from psycopg.types.string import TextLoader
 except ImportError as error:
@@ -345,6 +345,8 @@ class Exchange:
     def _send(self, text: bytes) -> Rows:
         """Send a text of several statements; give the rows of the last one."""
         result = self._pgconn.exec_(text)
+        if self._pgconn.status == ConnStatus.BAD:
+            raise psycopg.OperationalError(self._pgconn.get_error_message())
         if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
             raise psycopg.errors.error_from_result(result, encoding=self._encoding())
         loads = [self._load(result.ftype(column)) for column in range(result.nfields)]

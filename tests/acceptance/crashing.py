@@ -99,13 +99,17 @@ def _consumer(
         inbox = psycopg.Inbox("billing", lambda: connect(database))
     marker = "?" if database.startswith("sqlite") else "%s"
 
-    @inbox.handler("OrderPlaced", batch=batch)  # type: ignore[untyped-decorator]
     def bill(connection: Any, event: Event[Any]) -> None:
         order, n = event.payload["order"], event.payload["n"]
         connection.execute(f"INSERT INTO invoices (order_id, n) VALUES ({marker}, {marker})", [order, n])
         if n == 2 and fails(order) and event.delivery is not None and event.delivery.attempt == 1:
             raise ValueError("fails the first time, so that something is parked")
 
+    def bill_all(connection: Any, events: list[Event[Any]]) -> None:
+        for event in events:
+            bill(connection, event)
+
+    inbox.handler("OrderPlaced", batch=batch)(bill_all if batch else bill)
     chosen = replace(settings(folder, database), inbox=settled)
     return Consumer(inbox, topics=[TOPIC], settings=chosen, hooks=hooks)
 

@@ -120,13 +120,13 @@ def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced", **opt
     """Make an inbox whose handler does what `acts` says of each event."""
     inbox = door.inbox(url)
 
-    def plain(transaction: Any, event: Event[Any]) -> None:
-        for act in acts(event):
+    def plain(transaction: Any, given: Any) -> None:
+        for act in (act for event in _all(given) for act in acts(event)):
             with _keeping(act):
                 _do(door, transaction, act)
 
-    async def awaited(transaction: Any, event: Event[Any]) -> None:
-        for act in acts(event):
+    async def awaited(transaction: Any, given: Any) -> None:
+        for act in (act for event in _all(given) for act in acts(event)):
             with _keeping(act):
                 result = _do(door, transaction, act)
                 if hasattr(result, "__await__"):
@@ -134,6 +134,10 @@ def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced", **opt
 
     inbox.handler(type, **options)(awaited if inbox.is_async else plain)
     return inbox
+
+
+def _all(given: Event[Any] | list[Event[Any]]) -> list[Event[Any]]:
+    return given if isinstance(given, list) else [given]
 
 
 def _do(door: Door, transaction: Any, act: Act) -> Any:

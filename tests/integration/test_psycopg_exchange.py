@@ -1,6 +1,7 @@
 """How psycopg's Inbox speaks with the server: few messages, and all that a cursor would have seen to."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -12,6 +13,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
+from pillarbox.errors import StoreUnavailable
 from pillarbox.inbox.consumer import Consumer
 from pillarbox.psycopg import Inbox
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
@@ -134,19 +136,41 @@ async def test_one_that_rolls_back_and_goes_on_keeps_nothing(db: "psycopg.Connec
     assert "rolled back the transaction" in error
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_server_that_ends_the_session_is_away_and_nothing_is_lost(
+    db: "psycopg.Connection[Any]", migrated: str, when: str
+) -> None:
+    tries: list[int] = []
+
+    def ended(connection: "psycopg.Connection[Any]", event: Event[Any]) -> None:
+        tries.append(event.payload["n"])
+        for step in ("before", "after"):
+            if when == step and len(tries) == 1:
+                db.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+            if step == "before" and not (when == "before" and len(tries) == 1):
+                bill(connection, event)
+
+    with pytest.raises(StoreUnavailable, match="PostgreSQL is away"):
+        await consume(lambda: psycopg.connect(migrated), ended, message(1))
+    assert rows(db, "SELECT n FROM effects") == []
+    assert (await consume(lambda: psycopg.connect(migrated), ended, message(1)))[0] == 1
+    assert rows(db, "SELECT n FROM effects") == [(1,)]
+    assert rows(db, "SELECT state FROM pillarbox_inbox_parked") == []
+
+
 async def test_one_event_takes_two_messages_beside_its_handlers(
-    db: "psycopg.Connection[Any]", migrated: str, tmp_path: Any
+    db: "psycopg.Connection[Any]", migrated: str, tmp_path: Path
 ) -> None:
     """BEGIN with our row, then what the handler does, then the check with COMMIT."""
-    traced = (tmp_path / "trace").open("w+")
+    path = tmp_path / "trace"
+    with path.open("w") as traced:
 
-    def connect() -> "psycopg.Connection[Any]":
-        connection = psycopg.connect(migrated)
-        connection.pgconn.trace(traced.fileno())
-        return connection
+        def connect() -> "psycopg.Connection[Any]":
+            connection = psycopg.connect(migrated)
+            connection.pgconn.trace(traced.fileno())
+            return connection
 
-    await consume(connect, bill, *(message(n, str(n)) for n in range(10)))
-    traced.seek(0)
-    sent = [line for line in traced if line.split("\t")[1:2] == ["F"] or "\tF\t" in line]
-    assert len([line for line in sent if "Query" in line and "pillarbox_receive(" in line and "BEGIN" in line]) == 10
-    assert len([line for line in sent if "Query" in line and "COMMIT" in line and "CASE" in line]) == 10
+        await consume(connect, bill, *(message(n, str(n)) for n in range(10)))
+    sent = [line for line in path.read_text().splitlines() if "\tF\t" in line and "Query" in line]
+    assert len([line for line in sent if "BEGIN" in line and "pillarbox_receive(" in line]) == 10
+    assert len([line for line in sent if "COMMIT" in line and "CASE" in line]) == 10

@@ -103,7 +103,11 @@ class SimulatedInbox:
         self.handlers = Handlers("billing", takes_async=True)
         self.texts = texts_of("billing", "sqlite", "?", "pillarbox_")
         for topic in life.world.topics:
-            self.handlers.register(topic, self._bill, batch=life.world.batch)
+            self.handlers.register(topic, self._bill_all if life.world.batch else self._bill, batch=life.world.batch)
+
+    async def _bill_all(self, connection: sqlite3.Connection, events: Sequence[Event[Any]]) -> None:
+        for event in events:
+            await self._bill(connection, event)
 
     async def _bill(self, connection: sqlite3.Connection, event: Event[Any]) -> None:
         connection.execute("INSERT INTO effects (event_id) VALUES (?)", [str(event.id)])
@@ -124,7 +128,7 @@ class SimulatedInbox:
             return connection.execute(statement.sql, statement.parameters).fetchall()
 
         async def call(step: Call) -> object:
-            return await step.handler(connection, step.event)
+            return await step.handler(connection, step.given)
 
         async with self._billing.turn:
             await self._life.strike("inbox begins")

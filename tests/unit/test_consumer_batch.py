@@ -22,13 +22,21 @@ class BatchBench(ConsumerBench):
         self.act: Callable[[sqlite3.Connection, int], None] = lambda connection, n: None
         self.tries: Counter[int] = Counter()
 
+        self.calls: list[list[int]] = []
+
         def bill(connection: sqlite3.Connection, event: Event[Any]) -> None:
             n = event.payload["n"]
             self.tries[n] += 1
             connection.execute("INSERT INTO effects VALUES (?)", [n])
             self.act(connection, n)
 
-        self.inbox.handler("OrderPlaced", batch=True)(bill)
+        def bill_all(connection: sqlite3.Connection, events: list[Event[Any]]) -> None:
+            self.calls.append([event.payload["n"] for event in events])
+            for event in events:
+                bill(connection, event)
+
+        self.inbox.handler("OrderPlaced", batch=True)(bill_all)
+        self.inbox.handler("OrderShipped", batch=True)(bill_all)
         self.inbox.handler("OrderPaid")(bill)
 
     def shared(self) -> list[int]:
@@ -180,3 +188,54 @@ async def test_other_handlers_have_their_transaction_to_themselves(bench: BatchB
     assert await bench.consume() == 6
     assert bench.applied() == [0, 1, 2, 3, 4, 5]
     assert bench.shared() == [2, 3]
+
+
+async def test_a_handler_takes_its_events_in_one_call_each_behind_those_before_it(bench: BatchBench) -> None:
+    """Of the aggregate 7: placed, shipped, placed. The others need not wait for that."""
+    kinds = [("OrderPlaced", "7"), ("OrderPlaced", "8"), ("OrderShipped", "7"), ("OrderPlaced", "9")]
+    kinds += [("OrderPlaced", "7"), ("OrderShipped", "8"), ("OrderPlaced", "10")]
+    bench.publish(*(message(n, of, type=kind) for n, (kind, of) in enumerate(kinds)))
+    assert await bench.consume() == 7
+    assert bench.shared() == [7]
+    assert sorted(bench.calls) == [[0, 1, 3, 6], [2, 5], [4]]
+    assert [n for n in bench.applied() if n in (0, 2, 4)] == [0, 2, 4]
+    assert [n for n in bench.applied() if n in (1, 5)] == [1, 5]
+
+
+async def test_one_event_comes_as_a_list_of_one(bench: BatchBench) -> None:
+    bench.publish(message(1))
+    assert await bench.consume() == 1
+    assert bench.calls == [[1]]
+
+
+@pytest.mark.parametrize("ends", ["COMMIT", "ROLLBACK", "END"])
+async def test_a_handler_cannot_end_what_others_share(bench: BatchBench, ends: str) -> None:
+    refused: list[str] = []
+
+    def act(connection: sqlite3.Connection, n: int) -> None:
+        if n == 2 and bench.tries[2] == 1:
+            try:
+                connection.execute(ends)
+            except sqlite3.DatabaseError as error:
+                refused.append(str(error))
+
+    bench.act = act
+    bench.publish(*(message(n, str(n)) for n in range(1, 6)))
+    assert await bench.consume() == 5
+    assert bench.applied() == [1, 2, 3, 4, 5]
+    assert refused == ["not authorized"]
+    assert bench.shared() == [5]
+
+
+async def test_what_a_handler_does_with_savepoints_is_its_own_affair(bench: BatchBench) -> None:
+    def act(connection: sqlite3.Connection, n: int) -> None:
+        connection.execute("SAVEPOINT mine")
+        connection.execute("INSERT INTO effects VALUES (99)")
+        connection.execute("ROLLBACK TO mine")
+        connection.execute("RELEASE mine")
+
+    bench.act = act
+    bench.publish(*(message(n, str(n)) for n in range(1, 6)))
+    assert await bench.consume() == 5
+    assert bench.applied() == [1, 2, 3, 4, 5]
+    assert bench.shared() == [5]

@@ -224,7 +224,7 @@ async def test_a_cloudevent_with_an_id_of_its_own_is_taken(bench: Bench) -> None
     ],
 )
 def test_a_handler_that_does_not_say_enough_is_refused(options: Any, says: str) -> None:
-    inbox = Inbox("billing", lambda: sqlite3.connect(":memory:"))
+    inbox: Any = Inbox("billing", lambda: sqlite3.connect(":memory:"))
     with pytest.raises(ConfigError, match=f"handler of 'OrderPlaced': .*{says}"):
         inbox.handler("OrderPlaced", **options)(lambda connection, event: None)
     assert not inbox.handlers.types

@@ -21,6 +21,7 @@ from pillarbox.inbox.steps import (
     call_sync,
     commit_failures,
     drive,
+    guarded,
     is_open,
 )
 
@@ -79,7 +80,7 @@ class Inbox(Registry[Any, None]):
         connection.close_if_unusable_or_obsolete()
 
         def call(step: Call) -> object:
-            with outages(connection):
+            with outages(connection), guarded(connection.connection, step):
                 value = call_sync(step, connection)
             if connection.closed_in_transaction:
                 raise ClosedByHandler

@@ -188,8 +188,8 @@ class Handling:
             stopped: set[Line] = set()
             for together in self._divide(taken):
                 alone = len(together) == 1 or any(received.line in stopped for _, received in together)
-                done = 0 if alone or error else await self._all_at_once(worker, together)
-                await self._one_by_one(worker, together[done:], stopped, error)
+                left = together if alone or error else await self._all_at_once(worker, together)
+                await self._one_by_one(worker, left, stopped, error)
                 error = None
 
     def _stretch(self, worker: int, taken: list[Taken]) -> tuple[list[Taken], BaseException | None]:
@@ -244,10 +244,10 @@ class Handling:
     def _handler(self, received: Received) -> Handler | None:
         return self._inbox.handlers.get(received.type, received.delivery.topic)
 
-    async def _all_at_once(self, worker: int, together: Sequence[Taken]) -> int:
-        """Handle events in one transaction; give how many of them are done, from the first."""
+    async def _all_at_once(self, worker: int, together: Sequence[Taken]) -> Sequence[Taken]:
+        """Handle events in one transaction; give those that are left to do."""
         if self._stopping:
-            return 0
+            return together
         self._begin(worker, together[0][1])
         try:
             batch = [received for _, received in together]
@@ -258,13 +258,14 @@ class Handling:
             for received in batch:
                 if received.committed and isinstance(error, HandlerFailed):
                     received.hopeless = error
-            return 0
+            return together
         finally:
             del self._running[worker]
         self._hooks.reach(Moment.COMMITTED, count=len(receptions))
-        for (ticket, received), reception in zip(together, receptions, strict=False):
-            self._answer(ticket, self._received(received, reception))
-        return len(receptions)
+        for ticket, received in together:
+            if received in receptions:
+                self._answer(ticket, self._received(received, receptions[received]))
+        return [one for one in together if one[1] not in receptions]
 
     async def _one_by_one(
         self, worker: int, taken: Sequence[Taken], stopped: set[Line], error: BaseException | None = None

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial, wraps
-from typing import Any, Generic, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
 from pillarbox.core.event import Event
@@ -29,7 +29,7 @@ class Handler(NamedTuple):
     replays: bool = False
     """A replay is handled again, although its event was handled before."""
     batch: bool = False
-    """Its events may share a transaction with others."""
+    """It takes a list of events, which share a transaction with others."""
     topic: str | None = None
     """It is for messages on this topic only, which are not ours: `id` and `aggregate` take these off a message."""
     id: Callable[[Message], Any] | None = None
@@ -49,8 +49,6 @@ class HandlerOptions(TypedDict, total=False):
 
     replays: bool
     """It is also called for what `replay --again` sends."""
-    batch: bool
-    """Its events may share a transaction with others: faster, and if one fails, all are undone and done one by one."""
     topic: str
     """It is for messages on this topic that are not ours: those that say its type, or no type at all."""
     id: Callable[[Message], str | int | UUID]
@@ -72,16 +70,21 @@ class Handlers:
         self._by_type: dict[str, Handler] = {}
         self._by_topic: dict[str, dict[str, Handler]] = {}
 
-    def registrar(self, type: object, model: Any = None, **options: Unpack[HandlerOptions]) -> Callable[[H], H]:
+    def registrar(
+        self, type: object, model: Any = None, *, batch: bool = False, **options: Unpack[HandlerOptions]
+    ) -> Callable[[H], H]:
         """Give what registers a function for a type of event; there is one for each type."""
         if not isinstance(type, str) or not type:
             raise ConfigError(f"handler: {type!r:.60} is no type of event; name one: @inbox.handler('OrderPlaced')")
         name = type
-        return lambda function: self.register(name, function, model, **options)
+        return lambda function: self.register(name, function, model, batch=batch, **options)
 
-    def register(self, type: str, function: H, model: Any = None, **options: Unpack[HandlerOptions]) -> H:
+    def register(
+        self, type: str, function: H, model: Any = None, *, batch: bool = False, **options: Unpack[HandlerOptions]
+    ) -> H:
         """Take a handler for a type of event."""
-        handler = Handler(type, function, _check_function(type, function, self._takes_async), model, **options)
+        is_async = _check_function(type, function, self._takes_async)
+        handler = Handler(type, function, is_async, model, batch=batch, **options)
         _check_foreign(handler)
         among = self._by_type if handler.topic is None else self._by_topic.setdefault(handler.topic, {})
         if type in among:
@@ -156,15 +159,25 @@ class Registry(Once, Generic[T, V]):
 
     @overload
     def handler(
-        self, type: str, *, payload: type[M], **options: Unpack[HandlerOptions]
+        self, type: str, *, payload: type[M], batch: Literal[False] = False, **options: Unpack[HandlerOptions]
     ) -> Callable[[Callable[[T, Event[M]], V]], Callable[[T, Event[M]], V]]: ...
     @overload
     def handler(
-        self, type: str, *, payload: None = None, **options: Unpack[HandlerOptions]
+        self, type: str, *, payload: None = None, batch: Literal[False] = False, **options: Unpack[HandlerOptions]
     ) -> Callable[[Callable[[T, Event[Any]], V]], Callable[[T, Event[Any]], V]]: ...
-    def handler(self, type: str, *, payload: Any = None, **options: Unpack[HandlerOptions]) -> Any:
-        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return self.handlers.registrar(type, payload, **options)
+    @overload
+    def handler(
+        self, type: str, *, payload: type[M], batch: Literal[True], **options: Unpack[HandlerOptions]
+    ) -> Callable[[Callable[[T, list[Event[M]]], V]], Callable[[T, list[Event[M]]], V]]: ...
+    @overload
+    def handler(
+        self, type: str, *, payload: None = None, batch: Literal[True], **options: Unpack[HandlerOptions]
+    ) -> Callable[[Callable[[T, list[Event[Any]]], V]], Callable[[T, list[Event[Any]]], V]]: ...
+    def handler(self, type: str, *, payload: Any = None, batch: bool = False, **options: Unpack[HandlerOptions]) -> Any:
+        """Register the function for a type of event; its payload is decoded into `payload`, if one is named. With
+        `batch` it is called with a list of events, which share a transaction: faster, and if it fails, all is undone
+        and done one by one."""
+        return self.handlers.registrar(type, payload, batch=batch, **options)
 
 
 def check_consumer(consumer: object) -> str:

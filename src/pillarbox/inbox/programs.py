@@ -7,17 +7,17 @@ receive_all   the same for several events              one commit for all of the
 What is kept aside is the business of `lot`, and what numbers mean that of `numbers`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pillarbox.core.event import Event
 from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
 from pillarbox.core.postgres_facts import RowUndone, StoreConflict, TransactionFailed
 from pillarbox.core.retry import sayable, words_of
+from pillarbox.core.routing import Line
 from pillarbox.errors import HandlerFailed, HandlerMissing, HandlerSignal, StoreError, StoreUnavailable
 from pillarbox.inbox import numbers
 from pillarbox.inbox.inbox import Handler, Handlers
@@ -64,17 +64,38 @@ class Means(NamedTuple):
     unhandled: Unhandled = "dead"
 
 
-def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Sequence[Reception]]:
-    """Receive several events in one transaction: all or nothing. Where a handler can commit by itself all the same,
-    what is done up to there stands: then the rest is not received, and what is given ends with that handler's event."""
+def receive(texts: Texts, received: Received, means: Means) -> Program[Reception]:
+    """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing. What has no
+    handler is refused, or only counted, once it is known to be new and the next of its aggregate."""
+    handler = means.handlers.get(received.type, received.delivery.topic)
+    number, known = yield from _mark(texts, received, means)
+    if known is not None and not received.parked:
+        return known
+    if known is None and handler is None and means.unhandled != "ignore":
+        raise HandlerMissing(_missing(received, means))
+    if known is None and handler is not None:
+        yield from _handle(texts, [received], handler, means, number)
+    yield from _settle(texts, received, means)
+    return known or (Reception.IGNORED if handler is None else Reception.HANDLED)
+
+
+def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Mapping[Received, Reception]]:
+    """Receive several events in one transaction, all or nothing; give what became of each. Where a handler can commit
+    by itself all the same, what is done up to there stands, and the rest is not received."""
     if "receive_all" in texts:
         return (yield from _receive_together(texts, batch, means))
-    shared = Shared()
-    receptions: list[Reception] = []
-    for received in batch:
-        receptions.append((yield from receive(texts, received, means, shared)))
-        if shared.ended:
-            break
+    receptions: dict[Received, Reception] = {}
+    for handler, group in _calls(batch, means):
+        for received in group:
+            _, known = yield from _mark(texts, received, means)
+            receptions[received] = known or Reception.HANDLED
+        new = [received for received in group if receptions[received] is Reception.HANDLED]
+        committed = bool(new) and (yield from _handle(texts, new, handler, means, None, shared=True))
+        for received in group:
+            if received.stored:
+                yield from _settle(texts, received, means)
+        if committed:
+            break  # what follows would be outside any transaction
     return receptions
 
 
@@ -82,18 +103,10 @@ class NotTogether(Exception):
     """Events cannot share a transaction; whose fault that is shows when each is alone."""
 
 
-class Shared:
-    """What is known of a transaction that several events share."""
-
-    ended = False
-    """The last handler has committed by itself."""
-
-
-def _receive_together(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Sequence[Reception]]:
+def _receive_together(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Mapping[Received, Reception]]:
     """Write all inbox rows at once, then call the handlers: nobody can commit before the last of them is done."""
-    firsts = {received.key: received for received in reversed(batch)}
-    events = [firsts[key] for key in dict.fromkeys(received.key for received in batch)]
-    numbers_ = [received.number for received in events]
+    events = list({received.key: received for received in reversed(batch)}.values())[::-1]
+    numbered = any(received.number is not None for received in events)
     ((shared, states, counted),) = yield texts(
         "receive_all",
         texts.consumer,
@@ -101,75 +114,78 @@ def _receive_together(texts: Texts, batch: Sequence[Received], means: Means) -> 
         [line_text(received.line) for received in events],
         [received.aggregate[0] for received in events],
         [received.aggregate[1] for received in events],
-        numbers_ if any(number is not None for number in numbers_) else None,
+        [received.number for received in events] if numbered else None,
         means.unordered,
         batch[0].stored,
     )
     if not counted:
         raise NotTogether("the number of one of them is not the next one of its aggregate")
-    state_of = dict(zip((received.key for received in events), states or "n" * len(events), strict=True))
-    receptions = []
-    for received in batch:
-        state = state_of[received.key]
-        if state == "n":
-            state_of[received.key] = "c"  # another one with its id is a copy
-            handler = means.handlers.get(received.type, received.delivery.topic)
-            assert handler is not None
-            event = decode(received.for_handler, handler.model_for)
-            means.reach(Moment.MARKED, received)
-            call = Call(handler.function, handler.is_async, event, means.timeout, shared=True)
-            value = yield from _call(call, handler, received)
-            if value is not None:
-                means.tell(Moment.HANDLER_RETURNED, received, handler, value)
-            means.reach(Moment.HANDLED, received)
-        receptions.append(_STATES[state])
+    receptions = dict.fromkeys(batch, Reception.COPY)  # whatever has the id of another one here is a copy of it
+    receptions |= zip(events, map(_STATES.__getitem__, states or "n" * len(events)), strict=True)
+    for handler, group in _calls([one for one in events if receptions[one] is Reception.HANDLED], means):
+        yield from _apply(group, handler, means, shared=True)
     if not (yield texts("unshare", shared)):
-        raise NotTogether("a handler has ended the transaction that its event shared with others")
+        raise NotTogether("a handler has ended the transaction that its events shared with others")
     return receptions
 
 
 _STATES = {"n": Reception.HANDLED, "c": Reception.COPY, "b": Reception.BLOCKED}
 
 
-def receive(texts: Texts, received: Received, means: Means, shared: Shared | None = None) -> Program[Reception]:
-    """Write the inbox row, call the handler, and settle what the parking lot knows of it: all or nothing. What has no
-    handler is refused, or only counted, once it is known to be new and the next of its aggregate."""
+def _calls(events: Sequence[Received], means: Means) -> Sequence[tuple[Handler, list[Received]]]:
+    """Put together what a handler takes in one call: its events, each behind all that are before it in its line."""
+    calls: list[tuple[Handler, list[Received]]] = []
+    lines: list[set[Line | None]] = []
+    for received in events:
+        handler = means.handlers.get(received.type, received.delivery.topic)
+        assert handler is not None  # nobody else shares a transaction
+        place = len(calls)
+        for earlier in range(len(calls) - 1, -1, -1):
+            if calls[earlier][0] is handler:
+                place = earlier
+            if received.line is not None and received.line in lines[earlier]:
+                break
+        if place == len(calls):
+            calls.append((handler, []))
+            lines.append(set())
+        calls[place][1].append(received)
+        lines[place].add(received.line)
+    return calls
+
+
+def _mark(texts: Texts, received: Received, means: Means) -> Program[tuple[object, Reception | None]]:
+    """Write an event's row in the inbox. Give the number of the transaction, where it has one; and what the event is,
+    if it is not new."""
     consumer, key = texts.consumer, received.key
-    handler = means.handlers.get(received.type, received.delivery.topic)
-    event = None if handler is None else decode(received.for_handler, handler.model_for)
-    takes = received.stored and "take_stored" in texts
     if received.parked:
+        takes = received.stored and "take_stored" in texts
         fresh = yield texts("take_stored" if takes else "first_time", consumer, key)
+        if not fresh:
+            return None, Reception.COPY
     else:
         its = (line_text(received.line), *received.aggregate, received.number, means.unordered)
         fresh = yield texts("receive", consumer, key, *its)
         if not fresh:
-            return (yield from _why_not(texts, key))
-    is_new = bool(fresh)
-    if fresh and received.number is not None and (received.parked or not fresh[0][1]):
-        is_new = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
-    if handler is None or event is None:
-        if is_new and means.unhandled != "ignore":
-            raise HandlerMissing(_missing(received, means))
-    elif is_new:
-        means.reach(Moment.MARKED, received)
-        value, committed = yield from _handle(texts, received, handler, event, means, fresh[0][0])
-        if committed:
-            means.tell(Moment.HANDLER_COMMITTED, received, handler, None)
-            if shared is not None:
-                shared.ended = True  # what follows would be outside any transaction
-        if value is not None:
-            means.tell(Moment.HANDLER_RETURNED, received, handler, value)
+            return None, (yield from _why_not(texts, key))
+    if received.number is not None and (received.parked or not fresh[0][1]):
+        is_next = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
+        if not is_next:
+            if received.counted:
+                yield texts("clear", consumer, key)
+            return None, Reception.COPY
+    return fresh[0][0], None
+
+
+def _settle(texts: Texts, received: Received, means: Means) -> Program[None]:
+    """Note in the parking lot that an event is handled, if it stands there."""
+    consumer, key = texts.consumer, received.key
     if received.stored:
-        if not takes:
+        if "take_stored" not in texts:
             yield texts("unstore", consumer, key)
     elif received.parked:
         yield texts("handled", consumer, key, microseconds(means.now))
     elif received.counted:
         yield texts("clear", consumer, key)
-    if not is_new:
-        return Reception.COPY
-    return Reception.IGNORED if handler is None else Reception.HANDLED
 
 
 def _missing(received: Received, means: Means) -> str:
@@ -191,34 +207,50 @@ def _why_not(texts: Texts, key: str) -> Program[Reception]:
     return Reception.BLOCKED if state in (None, "suspect") else Reception.COPY
 
 
+def _apply(group: Sequence[Received], handler: Handler, means: Means, *, shared: bool = False) -> Program[None]:
+    """Call a handler for its event, or for all of its events at once."""
+    events = [decode(received.for_handler, handler.model_for) for received in group]
+    for received in group:
+        means.reach(Moment.MARKED, received)
+    given = events if handler.batch else events[0]
+    call = Call(handler.function, handler.is_async, given, means.timeout, shared)
+    value = yield from _call(call, handler, group[0])
+    if value is not None:
+        means.tell(Moment.HANDLER_RETURNED, group[0], handler, value)
+    for received in group:
+        means.reach(Moment.HANDLED, received)
+
+
 def _handle(
-    texts: Texts, received: Received, handler: Handler, event: Event[Any], means: Means, number: object
-) -> Program[tuple[object, bool]]:
-    """Call the handler; give what it returned, and whether it committed by itself. `number` is the transaction's."""
+    texts: Texts,
+    group: Sequence[Received],
+    handler: Handler,
+    means: Means,
+    number: object,
+    *,
+    shared: bool = False,
+) -> Program[bool]:
+    """Call the handler; say whether it committed by itself. `number` is the transaction's."""
     if "mark" in texts:
         yield texts("mark")
     try:
-        call = Call(handler.function, handler.is_async, event, means.timeout)
-        value = yield from _call(call, handler, received)
+        yield from _apply(group, handler, means, shared=shared)
     except ClosedByHandler:
         raise
     except (HandlerSignal, HandlerFailed, StoreUnavailable) as error:
         ended = yield from _ended(texts, handler, number, failing=True)
-        if ended and (yield texts("still_there", texts.consumer, received.key)):
-            received.committed = True
+        if ended and (yield texts("still_there", texts.consumer, group[0].key)):
+            for received in group:
+                received.committed = True
             raise HandlerFailed(
                 f"{words_of(error)} (after {handler.name} had committed by itself: what it did up to there stands, so"
                 " it is not tried again; remove the commit: the inbox commits)"
             ) from (error.__cause__ or error)
         raise
-    means.reach(Moment.HANDLED, received)
-    if "keep" in texts:
-        return value, (yield from _keep(texts, received, handler, number))
-    if not (yield from _ended(texts, handler, number)):
-        return value, False
-    if not (yield texts("still_there", texts.consumer, received.key)):
-        raise _rolled_back(handler)
-    return value, True
+    committed = yield from _keep(texts, group[0], handler, number)
+    if committed:
+        means.tell(Moment.HANDLER_COMMITTED, group[0], handler, None)
+    return committed
 
 
 def _rolled_back(handler: Handler) -> HandlerFailed:
@@ -231,6 +263,11 @@ def _rolled_back(handler: Handler) -> HandlerFailed:
 
 def _keep(texts: Texts, received: Received, handler: Handler, number: object) -> Program[bool]:
     """See to it that our row is committed with what the handler did; say whether it committed by itself."""
+    if "keep" not in texts:
+        ended = yield from _ended(texts, handler, number)
+        if ended and not (yield texts("still_there", texts.consumer, received.key)):
+            raise _rolled_back(handler)
+        return ended
     keep = texts("keep", texts.consumer, received.key, number)
     with _blamed(handler):
         ((ended,),) = yield keep._replace(last=not (received.parked or received.counted))

@@ -6,7 +6,7 @@ door commits when the program returns, and rolls back when it raises.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,7 +38,7 @@ class Call(NamedTuple):
 
     handler: Callable[..., Any]
     is_async: bool
-    event: Event[Any]
+    given: Event[Any] | Sequence[Event[Any]]
     timeout: float | None = None
     shared: bool = False
 
@@ -90,7 +90,7 @@ async def call_async(call: Call, transaction: object) -> object:
     try:
         with _failures():
             async with asyncio.timeout(call.timeout) as limit:
-                return await call.handler(transaction, call.event)
+                return await call.handler(transaction, call.given)
     except TimeoutError as error:
         if limit.expired():
             raise HandlerFailed(f"it was cancelled after {call.timeout:g} s, the handlers' timeout") from error
@@ -101,20 +101,43 @@ def call_sync(call: Call, transaction: object) -> object:
     """Call a plain handler; a GeneratorExit is its failure too, since nobody closes a plain function."""
     try:
         with _failures():
-            return call.handler(transaction, call.event)
+            return call.handler(transaction, call.given)
     except GeneratorExit as error:
         raise HandlerFailed("it raised GeneratorExit") from error
 
 
 def is_open(driver: Any) -> bool:
-    """Say whether a transaction is open and sound on a connection of psycopg, psycopg2 or asyncpg, by what the server
-    said last."""
-    if hasattr(driver, "is_in_transaction"):
+    """Say whether a transaction is open on a driver's connection, and sound: by what the server said last."""
+    if hasattr(driver, "is_in_transaction"):  # asyncpg
         return bool(driver.is_in_transaction())
+    if hasattr(driver, "in_transaction"):  # sqlite3
+        return bool(driver.in_transaction)
     return int(driver.info.transaction_status) == _IN_TRANSACTION
 
 
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
+
+
+@contextmanager
+def guarded(driver: Any, call: Call) -> Iterator[None]:
+    """Let a handler not end the transaction of a sqlite3 connection that its events share with others: their rows are
+    written. PostgreSQL refuses that by itself."""
+    guard = call.shared and hasattr(driver, "set_authorizer")
+    if guard:
+        driver.set_authorizer(refuse_ends)
+    try:
+        yield
+    finally:
+        if guard:
+            driver.set_authorizer(None)
+
+
+def refuse_ends(action: int, *_: object) -> int:
+    """Tell SQLite, which asks before it compiles a statement, that COMMIT and ROLLBACK are not allowed."""
+    return _SQLITE_DENY if action == _SQLITE_TRANSACTION else _SQLITE_OK
+
+
+_SQLITE_OK, _SQLITE_DENY, _SQLITE_TRANSACTION = 0, 1, 22
 
 
 @contextmanager

@@ -23,7 +23,9 @@ from pillarbox.inbox.steps import (
     commit_failures,
     drive,
     drive_async,
+    guarded,
     is_open,
+    refuse_ends,
 )
 from pillarbox.sqlalchemy.transaction import (
     AsyncTransaction,
@@ -39,7 +41,9 @@ from pillarbox.sqlalchemy.transaction import (
 
 R = TypeVar("R")
 M = TypeVar("M")
-AnyHandler = Callable[[AsyncSession, Event[M]], Any] | Callable[[Session, Event[M]], None]
+G = TypeVar("G")
+AnyHandler = Callable[[AsyncSession, G], Any] | Callable[[Session, G], None]
+"""What an AsyncInbox takes for `G`: an event, or a list of events."""
 
 
 class Inbox(Registry[Session, None]):
@@ -119,15 +123,24 @@ class AsyncInbox(Once):
 
     @overload
     def handler(
-        self, type: str, *, payload: type[M], **options: Unpack[HandlerOptions]
-    ) -> Callable[[AnyHandler[M]], AnyHandler[M]]: ...
+        self, type: str, *, payload: type[M], batch: Literal[False] = False, **options: Unpack[HandlerOptions]
+    ) -> Callable[[AnyHandler[Event[M]]], AnyHandler[Event[M]]]: ...
     @overload
     def handler(
-        self, type: str, *, payload: None = None, **options: Unpack[HandlerOptions]
-    ) -> Callable[[AnyHandler[Any]], AnyHandler[Any]]: ...
-    def handler(self, type: str, *, payload: Any = None, **options: Unpack[HandlerOptions]) -> Any:
-        """Register the function for a type of event; its payload is decoded into `payload`, if one is named."""
-        return self.handlers.registrar(type, payload, **options)
+        self, type: str, *, payload: None = None, batch: Literal[False] = False, **options: Unpack[HandlerOptions]
+    ) -> Callable[[AnyHandler[Event[Any]]], AnyHandler[Event[Any]]]: ...
+    @overload
+    def handler(
+        self, type: str, *, payload: type[M], batch: Literal[True], **options: Unpack[HandlerOptions]
+    ) -> Callable[[AnyHandler[list[Event[M]]]], AnyHandler[list[Event[M]]]]: ...
+    @overload
+    def handler(
+        self, type: str, *, payload: None = None, batch: Literal[True], **options: Unpack[HandlerOptions]
+    ) -> Callable[[AnyHandler[list[Event[Any]]]], AnyHandler[list[Event[Any]]]]: ...
+    def handler(self, type: str, *, payload: Any = None, batch: bool = False, **options: Unpack[HandlerOptions]) -> Any:
+        """Register the function for a type of event; its payload is decoded into `payload`, if one is named. With
+        `batch` it is called with a list of events."""
+        return self.handlers.registrar(type, payload, batch=batch, **options)
 
     async def first_time(self, transaction: AsyncTransaction, message_id: str | UUID) -> bool:
         """Note a message in the session's transaction; False if this consumer has it already."""
@@ -209,7 +222,7 @@ def _on(session: Session, statement: Statement) -> Rows:
 
 
 def _call(session: Session, call: Call) -> object:
-    with outages():
+    with outages(), guarded(_driver(session, call), call):
         value = call_sync(call, session)
         session.flush()  # so that what it left pending fails as the handler's own doing
         _check_shared(session, call)
@@ -218,16 +231,29 @@ def _call(session: Session, call: Call) -> object:
 
 async def _call_async(session: AsyncSession, call: Call) -> object:
     with outages():
-        if call.is_async:
-            value = await call_async(call, session)
-        else:
-            value = await session.run_sync(lambda sync: call_sync(call, sync))
+        driver = _driver(session.sync_session, call)
+        guards = driver is not None and hasattr(driver, "set_authorizer")  # aiosqlite's, which is awaited
+        if guards:
+            await driver.set_authorizer(refuse_ends)
+        try:
+            if call.is_async:
+                value = await call_async(call, session)
+            else:
+                value = await session.run_sync(lambda sync: call_sync(call, sync))
+        finally:
+            if guards:
+                await driver.set_authorizer(None)
         await session.flush()
         _check_shared(session.sync_session, call)
         return value
 
 
+def _driver(session: Session, call: Call) -> Any:
+    """Give the driver's own connection, if others share its transaction; our rows are written, so it is there."""
+    return session.connection().connection.driver_connection if call.shared else None
+
+
 def _check_shared(session: Session, call: Call) -> None:
     # In a session that has begun anew by itself, what follows would be undone with everything else.
-    if call.shared and not (session.in_transaction() and is_open(session.connection().connection.driver_connection)):
+    if call.shared and not (session.in_transaction() and is_open(_driver(session, call))):
         raise EndedByHandler
