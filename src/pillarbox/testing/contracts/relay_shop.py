@@ -41,7 +41,8 @@ class Shop:
         self._clock: Clock = getattr(bench, "clock", None) or SystemClock()
         self._database = MemoryDatabase(self._clock)
         self._desk = MemoryStore(self._database, "desk")
-        self.placed = self.published = 0
+        self.placed = 0
+        self._published: set[str] = set()
         self.away = False
         self.failures: list[str] = []
         """What was told of events that were tried and not accepted."""
@@ -69,7 +70,12 @@ class Shop:
             self.away = moment is Moment.BROKER_AWAY
 
     def _count(self, settlements: Sequence[Settlement[Entry]]) -> None:
-        self.published += sum(isinstance(verdict, Published) for _, verdict in settlements)
+        self._published.update(entry.event_id for entry, verdict in settlements if isinstance(verdict, Published))
+
+    @property
+    def published(self) -> int:
+        """How many events are settled as published; one that went back and out again counts once."""
+        return len(self._published)
 
     async def records(self) -> list[Record]:
         return list(await self._desk.find(Query(limit=self.placed)))
