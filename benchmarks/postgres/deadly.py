@@ -1,5 +1,5 @@
 """How fast other aggregates are handled while one handler kills its process at every try and a supervisor starts it
-again; beside the same without the killer."""
+again, beside the same without the killer; and how long they stand still at most, beyond what a start takes anyway."""
 
 import os
 import subprocess
@@ -7,16 +7,23 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, sleep
+from typing import NamedTuple
 
 import psycopg
 
-from benchmarks.measure import Progress, Row, in_rounds
+from benchmarks.measure import Goal, Progress, Row, alone, in_rounds
 from benchmarks.postgres import shop
 from pillarbox import Event
 from pillarbox.psycopg import Outbox
 from servers.postgres import RunningPostgres
 
 KEYS, DEADLY = 100, "0"
+STALLS = """
+WITH others AS (SELECT at FROM effects WHERE key <> %(deadly)s),
+     gaps AS (SELECT at - lag(at) OVER (ORDER BY at) AS gap FROM others)
+SELECT extract(epoch FROM (SELECT min(at) FROM others) - (SELECT at FROM began))::float8,
+       extract(epoch FROM (SELECT max(gap) FROM gaps))::float8
+"""
 PATIENCE = 180.0
 BILLING = """
 import os, signal, psycopg
@@ -32,24 +39,37 @@ def apply(connection, event):
 """
 
 
+class Run(NamedTuple):
+    """How the other aggregates fared: events a second, and in seconds how long the first one took from the start of its
+    process, and the longest time in which nothing was handled."""
+
+    rate: float
+    start: float
+    stall: float
+
+
 def rows(server: RunningPostgres, place: Path, quick: bool, tell: Progress) -> list[Row]:
     """Compare the rates of those who have nothing to do with it."""
     count = 500 if quick else 5_000
+    stalls: list[float] = []
 
     def both() -> tuple[float, float]:
-        return _rate(server, place, count, deadly=True), _rate(server, place, count, deadly=False)
+        beside, without = _run_all(server, place, count, deadly=True), _run_all(server, place, count, deadly=False)
+        stalls.append(max(0.0, beside.stall - without.start))
+        return beside.rate, without.rate
 
     name = "handle other aggregates while one handler kills its process, beside none that does"
-    return [in_rounds(name, "events/s", both, tell)]
+    rates = in_rounds(name, "events/s", both, tell)
+    return [rates, alone("other aggregates at a death: longest stall beyond a start", "s", max(stalls), Goal("<=", 2))]
 
 
-def _rate(server: RunningPostgres, place: Path, count: int, *, deadly: bool) -> float:
+def _run_all(server: RunningPostgres, place: Path, count: int, *, deadly: bool) -> Run:
     with shop.database(server) as url, TemporaryDirectory(dir=place) as directory:
         folder = Path(directory)
         (folder / "billing.py").write_text(BILLING)
         broker = f"sqlite:///{folder / 'stream.db'}"
         with psycopg.connect(url) as connection:
-            connection.execute("CREATE TABLE effects (key text)")
+            connection.execute("CREATE TABLE effects (key text, at timestamptz DEFAULT clock_timestamp())")
             Outbox(topic="counted").add(
                 connection,
                 *(
@@ -58,9 +78,12 @@ def _rate(server: RunningPostgres, place: Path, count: int, *, deadly: bool) -> 
                 ),
             )
         _run(["relay", "once", "--database", url, "--broker", broker], folder, url).communicate()
-        began = perf_counter()
-        _supervise(folder, url, broker, count - count // KEYS)
-        return (count - count // KEYS) / (perf_counter() - began)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE began AS SELECT clock_timestamp() AS at")
+            began = perf_counter()
+            _supervise(folder, url, broker, count - count // KEYS)
+            rate = (count - count // KEYS) / (perf_counter() - began)
+            return Run(rate, *connection.execute(STALLS, {"deadly": DEADLY}).fetchone())  # type: ignore[misc]
 
 
 def _supervise(folder: Path, url: str, broker: str, others: int) -> None:

@@ -105,7 +105,10 @@ class NotTogether(Exception):
 
 def _receive_together(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Mapping[Received, Reception]]:
     """Write all inbox rows at once, then call the handlers: nobody can commit before the last of them is done."""
-    events = list({received.key: received for received in reversed(batch)}.values())[::-1]
+    firsts: dict[str, Received] = {}
+    for received in batch:
+        firsts.setdefault(received.key, received)
+    events = list(firsts.values())
     numbered = any(received.number is not None for received in events)
     ((shared, states, counted),) = yield texts(
         "receive_all",
