@@ -150,10 +150,18 @@ def test_a_relay_that_is_stopped_past_its_lease_and_woken_repeats_but_reorders_n
     assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
 
 
+OUTSIDE_A_TRANSACTION = (Moment.DELIVERED, Moment.PARKED, Moment.ACKNOWLEDGED)
+
+
 @pytest.mark.parametrize(
     ("kind", "moment"),
     [
-        (kind, moment)
+        # Where several are stored or share a transaction, the moments around that tell most: the others are the soak's.
+        pytest.param(
+            kind,
+            moment,
+            marks=[pytest.mark.soak] if kind != "consumer" and moment in OUTSIDE_A_TRANSACTION else [],
+        )
         for kind in ("consumer", "storing", "sharing")
         for moment in CONSUMER_POINTS
         if kind == "storing" or moment is not Moment.STORED
