@@ -124,7 +124,8 @@ def test_nothing_that_matches_is_code_4(store: Store, flags: str) -> None:
 
 def test_what_was_not_published_is_not_replayed(migrated: "Shop") -> None:
     migrated.placed()
-    migrated.type(f"pillarbox replay --all --yes --database {migrated.database}", code=4)
+    done = migrated.type(f"pillarbox replay --all --yes --database {migrated.database}", code=4)
+    assert (done.stdout, done.stderr) == ("", "no published events match\n")
 
 
 class Billing:

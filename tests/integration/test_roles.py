@@ -63,9 +63,16 @@ def refused(connection: psycopg.Connection, statement: str) -> bool:
     return False
 
 
-def test_the_script_can_be_run_again(url: str) -> None:
+def test_the_script_can_be_run_again_and_changes_nothing(url: str) -> None:
+    rights = (
+        "SELECT grantee, table_name, privilege_type FROM information_schema.role_table_grants"
+        " WHERE grantee LIKE 'pillarbox_%' ORDER BY 1, 2, 3"
+    )
     with psycopg.connect(url) as connection:
+        before = connection.execute(rights.encode()).fetchall()
         connection.execute(roles())
+        assert before
+        assert connection.execute(rights.encode()).fetchall() == before
 
 
 def test_a_writer_adds_every_kind_of_event(become: As, url: str) -> None:

@@ -223,14 +223,14 @@ class Handling:
         """Divide what one worker has taken into transactions, in order."""
         together: list[Taken] = []
         for one in taken:
-            if together and not (len(together) < TOGETHER and self._share(together[-1][1], one[1])):
+            if together and not (len(together) < TOGETHER and self._go_together(together[-1][1], one[1])):
                 yield together
                 together = []
             together.append(one)
         if together:
             yield together
 
-    def _share(self, one: Received, other: Received) -> bool:
+    def _go_together(self, one: Received, other: Received) -> bool:
         return self._shares(one) and self._shares(other) and one.stored == other.stored
 
     def _shares(self, received: Received) -> bool:
