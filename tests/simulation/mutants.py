@@ -38,7 +38,7 @@ def settle_before_the_acknowledgement() -> Iterator[None]:
 
         def remember(blocked: Container[Line], gate: Any = None) -> list[tuple[int, Any]]:
             going = ready(blocked, gate)
-            self._unsendable += [(ticket, PUBLISHED) for ticket, _ in going]
+            self._encoding.unsendable += [(ticket, PUBLISHED) for ticket, _ in going]
             return going
 
         with mock.patch.object(self._window, "ready", remember):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event
-from pillarbox.core.message import REPLAY_HEADER, Delivery, Message, decode, encode, identity, instant
+from pillarbox.core.message import REPLAY_HEADER, Delivery, Message, decode, encode, encode_all, identity, instant
 from pillarbox.errors import DecodeError, EncodeError
 from tests.unit.refusals import read_or_refused
 
@@ -476,3 +476,35 @@ def test_text_that_is_no_utf8_cannot_be_encoded(column: str) -> None:
     odd = entry_of(Event("Placed", 1, aggregate=("order", 1)), **{column: "a\udce4b"})
     with pytest.raises(EncodeError, match=r"it has text that is no UTF-8: '\\udce4"):
         encode(odd, 0)
+
+
+PLAIN_ENTRIES = st.builds(
+    lambda kind, id, type, topic, text, content_type: order(
+        aggregate_type=kind, aggregate_id=id, event_type=type, topic=topic, data=text, content_type=content_type,
+        headers=None, idempotency_key=None, number=None, occurred_at=None,
+    ),
+    st.sampled_from(["order", "börse"]), st.sampled_from(["7", "8", "ä", ""]), st.sampled_from(["OrderPlaced", "\0"]),
+    st.sampled_from(["orders", "päckchen"]), st.text(st.characters(exclude_categories=["Cs"])),
+    st.sampled_from([None, "application/json"]),
+)  # fmt: skip
+ODD_CHANGES = st.sampled_from(
+    [{}, {}, {}, {"data": b"\xff"}, {"headers": '{"tenant":"acme"}'}, {"number": 3}, {"idempotency_key": "k"},
+     {"occurred_at": WHEN}, {"replay": "r"}, {"available_at": WHEN}]
+)  # fmt: skip
+
+
+@given(
+    st.lists(st.builds(lambda entry, changes: entry._replace(**changes), PLAIN_ENTRIES, ODD_CHANGES)), st.integers(1, 9)
+)
+def test_many_are_encoded_as_one_by_one(entries: list[Entry], first: int) -> None:
+    assert encode_all(entries, first) == [encode(entry, ticket) for ticket, entry in enumerate(entries, first)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"headers": "[]"}, {"topic": "\ud800"}, {"event_type": "\ud800"}, {"data": "\ud800"}, {"content_type": "\ud800"}],
+)
+def test_what_cannot_be_encoded_is_refused_among_many_too(change: dict[str, Any]) -> None:
+    plain = order(headers=None, idempotency_key=None, number=None, occurred_at=None)
+    with pytest.raises(EncodeError):
+        encode_all([plain, plain._replace(**change), plain], 1)

@@ -4,8 +4,9 @@ The publishers share it; how a message travels is theirs.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
+from operator import itemgetter
 
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
@@ -49,12 +50,17 @@ class Sends:
             self._flying[send] = None
         return send
 
-    def answer(self, send: Send, outcomes: Iterable[Outcome]) -> None:
+    def answer(self, send: Send, outcomes: Sequence[Outcome]) -> None:
         """Take answers; one that comes after the deadline has been answered for it and is dropped."""
-        news = {outcome[0]: outcome for outcome in outcomes if outcome[0] in send.unanswered}
-        send.unanswered.difference_update(news)
-        send.acknowledged = send.acknowledged or any(outcome.error is None for outcome in news.values())
-        self._outcomes += news.values()
+        tickets = set(map(_ticket, outcomes))
+        if len(tickets) == len(outcomes) and tickets <= send.unanswered:  # as they mostly are
+            news = outcomes
+        else:
+            first = {outcome.ticket: outcome for outcome in outcomes if outcome.ticket in send.unanswered}
+            news, tickets = list(first.values()), set(first)
+        send.unanswered -= tickets
+        send.acknowledged = send.acknowledged or any(outcome.error is None for outcome in news)
+        self._outcomes += news
         if not send.unanswered:
             self._flying.pop(send, None)
         if self._outcomes:
@@ -105,3 +111,6 @@ class Sends:
         if send.acknowledged:
             return PublishTimeout(f"no answer within {self._timeout:g} s, while others of the same send were answered")
         return BrokerUnavailable(f"the broker answered nothing for {self._timeout:g} s; it is tried again by itself")
+
+
+_ticket = itemgetter(0)  # of an outcome

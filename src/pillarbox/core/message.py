@@ -15,9 +15,11 @@ over many headers, so the event's own ones are all in PACKED_HEADERS, as the JSO
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import UUID, uuid5
@@ -91,8 +93,45 @@ def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
     return _new(Message, (topic, entry.aggregate_id or None, headers, body, ticket))
 
 
+def encode_all(entries: Sequence[Entry], first_ticket: int) -> list[Message]:
+    """Make plain messages of entries, with tickets in a row: what `encode` does one by one, at half of its price."""
+    columns = tuple(zip(*entries, strict=True))
+    if columns and _are_simple(columns):
+        try:
+            return _encode_simple(columns, first_ticket)
+        except UnicodeEncodeError:
+            pass  # one by one it is said of whom
+    return [encode(entry, ticket) for ticket, entry in enumerate(entries, first_ticket)]
+
+
+def _encode_simple(columns: Sequence[tuple[Any, ...]], first_ticket: int) -> list[Message]:
+    bodies = [text.encode() for text in columns[_DATA]]
+    _, ids, aggregate_types, keys, types, topics, _, content_types, *_ = columns
+    headers = [
+        {"id": id, "type": type, "content_type": content or JSON, "aggregate_type": aggregate_type, "aggregate_id": key}
+        for id, type, content, aggregate_type, key in zip(ids, types, content_types, aggregate_types, keys, strict=True)
+    ]
+    return list(map(_message, zip(topics, keys, headers, bodies, count(first_ticket))))
+
+
+def _are_simple(columns: Sequence[tuple[Any, ...]]) -> bool:
+    """Say whether entries, by columns, have an aggregate, a text and no more headers than every event has."""
+    _, ids, aggregate_types, keys, types, topics, texts, content_types, *rest = columns
+    own, idempotency_keys, numbers, _, occurred, *_ = rest
+    shown = (ids, aggregate_types, keys, types, topics, filter(None, set(content_types)))
+    return (
+        all(column.count(None) == len(ids) for column in (own, idempotency_keys, numbers, occurred))
+        and not any(columns[_REPLAY])
+        and all(keys)
+        and all(isinstance(text, str) for text in texts)
+        and all(map(_is_ascii, map("".join, shown)))
+    )
+
+
+_DATA, _REPLAY = map(Entry._fields.index, ("data", "replay"))
 _is_ascii = str.isascii
 _new = tuple.__new__  # what Message() calls in the end: the way there takes longer than the rest
+_message: Callable[[tuple[Any, ...]], Message] = partial(_new, Message)
 
 
 def _own_headers(entry: Entry) -> dict[str, str]:

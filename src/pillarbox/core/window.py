@@ -18,7 +18,7 @@ failed head, nothing is lost or held; behind one, nothing is counted (BLOCKED); 
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -139,7 +139,7 @@ class Window(Generic[I]):
     @property
     def room(self) -> int:
         """How many more may enter."""
-        return 0 if self._bytes >= self._max_bytes else max(0, self._size - len(self._slots))
+        return 0 if self._bytes >= self._max_bytes else max(0, self._size - len(self))
 
     def enter(self, items: Sequence[I], now: datetime) -> None:
         """Take items in, in their order."""
@@ -193,6 +193,10 @@ class Window(Generic[I]):
         going.sort(key=_ticket)
         return [(slot.ticket, slot.item) for slot in going]
 
+    def upcoming(self) -> list[tuple[int, I]]:
+        """Give what goes next, as far as that is known beforehand: here it is not."""
+        return []
+
     def _ask(
         self, gate: Callable[[I], Gate], free: "list[_Slot[I]]", lines: "dict[_Line[I], list[_Slot[I]]]"
     ) -> "tuple[list[_Slot[I]], dict[_Line[I], list[_Slot[I]]], set[_Line[I]]]":
@@ -211,7 +215,7 @@ class Window(Generic[I]):
                     alone.add(line)
         return free_ones, through_lines, alone
 
-    def settle(self, verdicts: Iterable[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
+    def settle(self, verdicts: Sequence[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
         """Take verdicts by ticket; give everything that is settled now: what was parked, and the log's prefix."""
         settled: list[Settlement[I]] = []
         answered: dict[_Line[I], None] = {}

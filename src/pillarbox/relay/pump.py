@@ -7,13 +7,13 @@ has something. Nothing is settled before its answer, and nothing is sent once th
 import asyncio
 from collections.abc import Callable, Sequence
 
+from pillarbox.core.convoy import ConvoyWindow
 from pillarbox.core.entry import Entry
-from pillarbox.core.message import Message, encode
-from pillarbox.core.retry import Dead, Published, RetryAt, Untouched, Verdict, words_of
-from pillarbox.core.routing import Line
+from pillarbox.core.retry import Dead, Published, RetryAt, Verdict, words_of
 from pillarbox.core.window import Settlement, Window
-from pillarbox.errors import BrokerUnavailable, EncodeError, StoreUnavailable
+from pillarbox.errors import BrokerUnavailable, StoreUnavailable
 from pillarbox.ports import Away, Clock, Outcome, Publisher, Source
+from pillarbox.relay.encoding import Encoding
 from pillarbox.relay.judge import Judge, Rules
 from pillarbox.relay.reading import ReadAhead
 from pillarbox.telemetry.hooks import Hooks, Moment
@@ -27,14 +27,11 @@ class Pump:
     ) -> None:
         self._source, self._publisher, self._rules = source, publisher, rules
         self._clock, self._hooks, self._fence = clock, hooks, fence
-        # Two batches: the next one is read while this one is published.
-        self._window: Window[Entry] = Window(
-            2 * rules.batch, rules.topics.line_of, prefix_safe=publisher.prefix_safe, size_of=_size
-        )
+        self._window = _window_for(publisher, rules)
         self._reading = ReadAhead(source, rules.batch, rules.idle(), hooks)
         self._answering: asyncio.Task[Sequence[Outcome]] | None = None
-        self._unsendable: list[tuple[int, Verdict]] = []
         self._judge = Judge(self._window, rules, clock, hooks)
+        self._encoding = Encoding(rules.topics, self._judge.not_sent)
         self._held = frozenset[str]()
         self._draining = False
         self._settling = False  # the window has let go of what is being recorded
@@ -89,7 +86,7 @@ class Pump:
         self._judge.forget()
         self._source.hold(frozenset())
         self._held = frozenset()
-        self._unsendable.clear()
+        self._encoding.forget()
 
     async def close(self) -> None:
         """End the background tasks."""
@@ -142,28 +139,14 @@ class Pump:
         if ready := self._window.ready(self._source.blocked, self._judge.gate):
             self._fence()
             self._hooks.reach(Moment.BEFORE_SEND, count=len(ready))
-            if messages := self._messages(ready):
+            if messages := self._encoding.messages(ready):
                 self._publisher.send(messages)
             self._hooks.reach(Moment.SENT, count=len(ready))
-
-    def _messages(self, ready: Sequence[tuple[int, Entry]]) -> list[Message]:
-        """Encode what may go; what cannot be encoded is judged at once, and its line does not go without it."""
-        messages, topics = [], self._rules.topics
-        formats, held = topics.formats, set[Line | None]()
-        for ticket, entry in ready:
-            if held and topics.line_of(entry) in held - {None}:
-                self._unsendable.append((ticket, Untouched()))
-                continue
-            try:
-                messages.append(encode(entry, ticket, formats.get(entry.topic, "plain")))
-            except EncodeError as error:
-                self._unsendable.append((ticket, self._judge.not_sent(ticket, entry, words_of(error))))
-                held.add(topics.line_of(entry))
-        return messages
+        self._encoding.make_ahead(self._window.upcoming())
 
     async def _news(self) -> None:
         """Wait until something was read or answered, or a pause is over."""
-        if self._unsendable:
+        if self._encoding.unsendable:
             return
         if self._window.flying and self._answering is None:
             self._answering = asyncio.create_task(self._answer(), name="answers")
@@ -179,7 +162,7 @@ class Pump:
 
     def _verdicts(self) -> list[tuple[int, Verdict]]:
         """Judge what has been answered, and what could not be sent."""
-        verdicts, self._unsendable = self._unsendable, []
+        verdicts, self._encoding.unsendable = self._encoding.unsendable, []
         if self._answering is not None and self._answering.done():
             answering, self._answering = self._answering, None
             verdicts += self._judge.verdicts(answering.result())
@@ -220,6 +203,15 @@ class Pump:
             elif isinstance(verdict, Dead):
                 self.failed += 1
                 self._hooks.reach(Moment.EVENT_DEAD, entry=entry, error=verdict.error)
+
+
+def _window_for(publisher: Publisher, rules: Rules) -> Window[Entry]:
+    """Make room for two batches: the next one is read while this one is published. They go as convoys where the
+    publisher is prefix-safe, unless there are topics of which one event goes at a time."""
+    size, line_of = 2 * rules.batch, rules.topics.line_of
+    if publisher.prefix_safe and not rules.topics.whole:
+        return ConvoyWindow(size, line_of, smallest=max(2, rules.batch // 8), size_of=_size)
+    return Window(size, line_of, prefix_safe=publisher.prefix_safe, size_of=_size)
 
 
 def _size(entry: Entry) -> int:

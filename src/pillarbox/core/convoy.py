@@ -1,0 +1,148 @@
+"""Convoys: a large chunk of the log goes through the window as one, while nothing is the matter. Pure.
+
+To know of each entry what waits for it costs more than publishing it. Where the other side is prefix-safe and a chunk
+goes out whole, in order, and comes back published whole, nobody needs to know: it is let go, answered and settled as
+one. As soon as something is the matter (an answer for a part of it, a failure, a blocked line, a topic that fails, a
+small chunk behind it), the convoy is broken up, and the window goes on with its entries as with any others.
+
+A convoy waits until everything before it is settled. That costs little: a chunk is large where there is a backlog, and
+there the window would be full before long, whatever holds it up.
+"""
+
+from collections import deque
+from collections.abc import Callable, Container, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, Generic
+
+from pillarbox.core.retry import PUBLISHED, Verdict
+from pillarbox.core.routing import Line
+from pillarbox.core.window import Gate, I, Settlement, Window
+
+
+class _Convoy(Generic[I]):
+    __slots__ = ("bytes", "first", "items")
+
+    def __init__(self, first: int, items: Sequence[I], bytes: int) -> None:
+        self.first, self.items, self.bytes = first, items, bytes
+
+
+class ConvoyWindow(Window[I]):
+    """A window for a prefix-safe publisher. Every line must be one of which several items may go in one call.
+
+    Fewer items than `smallest` do not go as one: one that hangs must not hold up the few of a quiet hour.
+    """
+
+    def __init__(self, size: int, line_of: Callable[[I], Line | None], *, smallest: int, **more: Any) -> None:
+        self._smallest = smallest
+        super().__init__(size, line_of, prefix_safe=True, **more)
+
+    def forget(self) -> None:
+        super().forget()
+        self._convoys: deque[_Convoy[I]] = deque()  # behind everything else
+        self._leads = False  # the first convoy is in flight; then there is nothing else but those behind it
+
+    def __len__(self) -> int:
+        return len(self._slots) + sum(len(convoy.items) for convoy in self._convoys)
+
+    def item(self, ticket: int) -> I | None:
+        if not self._leads:
+            return super().item(ticket)
+        convoy = self._convoys[0]
+        place = ticket - convoy.first
+        return convoy.items[place] if 0 <= place < len(convoy.items) else None
+
+    def enter(self, items: Sequence[I], now: datetime) -> None:
+        if not items:
+            return
+        if len(items) < self._smallest or any(map(_is_parked, items)) or any(map(_available_at, items)):
+            self._break_up_all()
+            super().enter(items, now)
+            return
+        bytes = sum(map(self._size_of, items))
+        self._convoys.append(_Convoy(self._next_ticket, items, bytes))
+        self._next_ticket += len(items)
+        self._bytes += bytes
+
+    def ready(self, blocked: Container[Line], gate: Callable[[I], Gate] | None = None) -> list[tuple[int, I]]:
+        if gate is not None:
+            self._break_up_all()
+        going = super().ready(blocked, gate)
+        while self._convoys and not going and not self.flying:
+            if not self._slots and not self._meets(blocked):
+                return self._lead()
+            self._break_up()  # what is before it does not move by itself, or it must not go as one
+            going = super().ready(blocked)
+        return going
+
+    def _lead(self) -> list[tuple[int, I]]:
+        convoy = self._convoys[0]
+        self._leads, self.flying = True, len(convoy.items)
+        return list(enumerate(convoy.items, convoy.first))
+
+    def upcoming(self) -> list[tuple[int, I]]:
+        """Give what goes next as one, unless something comes between."""
+        if len(self._convoys) <= self._leads:
+            return []
+        convoy = self._convoys[self._leads]
+        return list(enumerate(convoy.items, convoy.first))
+
+    def settle(self, verdicts: Sequence[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
+        settled: list[Settlement[I]] = []
+        if self._leads:
+            if self._have_all_arrived(verdicts):
+                settled, verdicts = self._let_go(), ()
+            elif any(self.item(ticket) is not None for ticket, _ in verdicts):
+                self._break_up()
+        if not self._leads:
+            settled += super().settle(verdicts, blocked)
+            while self._convoys and not self._log and self._meets(blocked):
+                self._break_up()
+                settled += super().settle((), blocked)
+        return settled
+
+    def recall(self, which: Callable[[I], bool], tried: int = 0) -> list[Settlement[I]]:
+        self._break_up_all()
+        return super().recall(which, tried)
+
+    def _have_all_arrived(self, verdicts: Sequence[tuple[int, Verdict]]) -> bool:
+        """Say whether these are the answers to the convoy in flight, and all of them say that it is published."""
+        convoy = self._convoys[0]
+        count = len(convoy.items)
+        arrived = {ticket for ticket, verdict in verdicts if verdict is PUBLISHED}
+        return len(arrived) == count and min(arrived) == convoy.first and max(arrived) == convoy.first + count - 1
+
+    def _let_go(self) -> list[Settlement[I]]:
+        convoy = self._convoys.popleft()
+        self._leads, self.flying = False, 0
+        self._bytes -= convoy.bytes
+        return list(map(_settlement, zip(convoy.items, repeat(PUBLISHED))))
+
+    def _meets(self, blocked: Container[Line]) -> bool:
+        """Say whether the first convoy has something of a blocked line."""
+        return bool(blocked) and any(self._line_of(item) in blocked for item in self._convoys[0].items)
+
+    def _break_up_all(self) -> None:
+        while self._convoys:
+            self._break_up()
+
+    def _break_up(self) -> None:
+        """Let the window know each entry of the first convoy, under the ticket that it has."""
+        convoy = self._convoys.popleft()
+        flies, self._leads = self._leads, False
+        self._bytes -= convoy.bytes
+        next_ticket, self._next_ticket = self._next_ticket, convoy.first
+        super().enter(convoy.items, _WHENEVER)
+        self._next_ticket = next_ticket
+        if flies:
+            self.flying = 0
+            super().ready(frozenset())  # all of it, for there is nothing else
+
+
+_WHENEVER = datetime(1970, 1, 1, tzinfo=UTC)  # nothing in a convoy waits for its time
+_is_parked = attrgetter("parked")
+_available_at = attrgetter("available_at")
+_settlement: Callable[[tuple[Any, Any]], Settlement[Any]] = partial(tuple.__new__, Settlement)
+"""What Settlement() calls in the end: the way there takes longer than the rest."""
