@@ -71,6 +71,12 @@ def test_that_others_went_before_the_first_failure_does_not_count() -> None:
     assert not any(circuits.failed("orders", "away", 0.0, answered=False) for _ in range(3 * IN_A_ROW))
 
 
+def test_the_first_silence_counts_of_a_topic_that_is_in_the_way_of_another() -> None:
+    circuits = Circuits()
+    assert circuits.failed("orders", "away", 0.0, answered=False, in_the_way=True)
+    assert circuits.next_try() == FIRST
+
+
 def test_one_message_is_tried_after_a_second_and_no_other_before_its_answer() -> None:
     circuits = opened()
     assert circuits.next_try() == FIRST

@@ -707,3 +707,23 @@ def test_a_topic_is_held_although_the_window_is_full_of_it_and_others_went_only_
             assert Moment.BROKER_AWAY not in scene.heard
 
     play(act)
+
+
+def test_a_topic_that_is_held_is_tried_although_what_nobody_answers_stands_before_it() -> None:
+    """A few events of one topic are never answered, and stand first; another topic fails just for a while."""
+
+    async def act(scene: Scene) -> None:
+        away = BrokerUnavailable("no leader")
+        scene.broker.refuse(lambda message: int(message.body) < 5 or message.topic == "orders", away)
+        for n in range(60):
+            scene.add(Event("E", n, aggregate=("order", n), topic="invoices" if n < 30 else "orders"))
+        async with scene.relay(settings=Settings(relay=RelaySettings(batch=60))):
+            await scene.eventually(lambda: Moment.TOPIC_AWAY in scene.heard)
+            scene.broker.heal()
+            scene.broker.refuse(lambda message: int(message.body) < 5, away)
+            await scene.eventually(lambda: set(scene.published) == set(range(5, 60)), seconds=60)
+            scene.broker.heal()
+            await scene.eventually(lambda: set(scene.published) == set(range(60)), seconds=60)
+        assert set((await scene.statuses()).values()) == {"published"}
+
+    play(act)

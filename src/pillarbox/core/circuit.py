@@ -5,7 +5,8 @@
     half open   after 1 s, doubling up to 30 s: one message goes; its answer closes or opens the circuit
 
 That nobody answers counts only if another topic was published meanwhile: else it is the broker that is away, which is
-none of this file's business.
+none of this file's business. But where a topic cannot be tried, because what is silent stands before it, the first
+silence opens the circuit: else the one would wait for as long as the other is silent.
 """
 
 from collections import deque
@@ -86,7 +87,7 @@ class Circuits:
         for other in self._failing - {topic}:
             self._circuits[other].others_went = True
 
-    def failed(self, topic: str, error: str, now: float, *, answered: bool) -> bool:
+    def failed(self, topic: str, error: str, now: float, *, answered: bool, in_the_way: bool = False) -> bool:
         """Note that a message of a topic failed: refused, or not answered; tell whether that opened its circuit."""
         circuit = self._circuits.setdefault(topic, _Circuit())
         self._failing.add(topic)
@@ -97,7 +98,7 @@ class Circuits:
                 circuit.trying, circuit.pause = False, min(LONGEST, 2 * circuit.pause)
                 circuit.try_at = now + circuit.pause
             return False
-        if circuit.fails and (answered or circuit.others_went):
+        if in_the_way or (circuit.fails and (answered or circuit.others_went)):
             self._open.add(topic)
             circuit.pause, circuit.try_at, circuit.trying = FIRST, now + FIRST, False
             return True

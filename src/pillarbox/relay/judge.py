@@ -116,17 +116,25 @@ class Judge:
             if self._circuits.published(topic, count):
                 self._hooks.reach(Moment.TOPIC_BACK, topic=topic)
         now = _now()
+        waits = self._one_waits_for_its_try(now)
         for ticket, topic, verdict in topics:
             if isinstance(verdict, Published):
                 continue
             was_well, answered = not self._circuits, not isinstance(verdict, Untouched)
             if answered and self._circuits.tries(topic):
                 self.refused[topic] = ticket
-            if self._circuits.failed(topic, verdict.error, now, answered=answered):
+            in_the_way = waits and not answered
+            if self._circuits.failed(topic, verdict.error, now, answered=answered, in_the_way=in_the_way):
                 self._trouble_since = self._clock.now() if was_well else self._trouble_since
                 self._hooks.reach(Moment.TOPIC_AWAY, topic=topic, error=verdict.error)
         for topic in went:  # in this very answer, beside what failed for the first time
             self._circuits.went(topic)
+
+    def _one_waits_for_its_try(self, now: float) -> bool:
+        """A topic's turn to be tried has come, and what went back of it is still here: behind what nobody answers."""
+        if not self._circuits:
+            return False
+        return not self._circuits.held(now).issuperset(entry.topic for entry in self._window.called_back())
 
     def _failure(self, ticket: int, error: PublishError) -> Verdict:
         entry = self._window.item(ticket)
