@@ -2,9 +2,9 @@
 
 python -m tests.acceptance.crashing relay|tapped|consumer|storing|sharing FOLDER DATABASE MOMENT NTH [SIGSTOP]
 
-The broker is in the folder, the outbox or the inbox in the database. A tapped relay publishes to a file of lines
-instead: one that is stopped holds no lock of that. A storing consumer stores first, a sharing one has several events in
-one transaction.
+The broker is in the folder, or it is the one that the file `broker` there names; the outbox or the inbox is in the
+database. A tapped relay publishes to a file of lines instead: one that is stopped holds no lock of that. A storing
+consumer stores first, a sharing one has several events in one transaction.
 """
 
 import asyncio
@@ -53,8 +53,17 @@ def think(moment: Moment, facts: Facts) -> None:
 
 
 def settings(folder: Path, database: str) -> Settings:
+    broker, _ = place(folder)
     relay = RelaySettings(batch=BATCH, lease=timedelta(seconds=2), publish_timeout=timedelta(seconds=1))
-    return replace(Settings(), database=database, broker=f"sqlite:///{folder / 'stream.db'}", relay=relay)
+    return replace(Settings(), database=database, broker=broker, relay=relay)
+
+
+def place(folder: Path) -> tuple[str, str]:
+    """Give the URL of the broker, and the topic."""
+    if not (folder / "broker").exists():
+        return f"sqlite:///{folder / 'stream.db'}", TOPIC
+    url, topic = (folder / "broker").read_text().split()
+    return url, topic
 
 
 def relay(folder: Path, database: str, hooks: Hooks) -> Relay:
@@ -111,7 +120,7 @@ def _consumer(
 
     inbox.handler("OrderPlaced", batch=batch)(bill_all if batch else bill)
     chosen = replace(settings(folder, database), inbox=settled)
-    return Consumer(inbox, topics=[TOPIC], settings=chosen, hooks=hooks)
+    return Consumer(inbox, topics=[place(folder)[1]], settings=chosen, hooks=hooks)
 
 
 KINDS: dict[str, Callable[[Path, str, Hooks], Relay | Consumer]]

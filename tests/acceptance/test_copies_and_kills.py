@@ -1,7 +1,7 @@
 """Ten copies of each event, as an at-least-once relay may send them, and eight consumers that are killed at random:
-each effect once, in order per aggregate."""
+each effect once, in order per aggregate. On every broker: where members compete, each key is with one at a time, or one
+member is active and the others stand by."""
 
-import asyncio
 import json
 import os
 import random
@@ -10,18 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from datetime import timedelta
+from contextlib import closing
 from pathlib import Path
-from typing import Any
-from uuid import UUID
+from typing import Any, Self
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
 
-from pillarbox.brokers.sqlite.publisher import SqlitePublisher
 from pillarbox.core.message import Message
-from pillarbox.telemetry.hooks import Hooks
+from tests.acceptance.streams import Stream, stream_on
 
 KEYS, EACH, COPIES = 50, 20, 10
 EVENTS = KEYS * EACH
@@ -37,45 +35,67 @@ if url.startswith("sqlite"):
     inbox = dbapi.Inbox("billing", lambda: sqlite3.connect(url.removeprefix("sqlite:///"), timeout=30))
 else:
     inbox = postgres.Inbox("billing", lambda: psycopg.connect(url))
-marks = ", ".join(["?" if url.startswith("sqlite") else "%s"] * 2)
+marks = ", ".join(["?" if url.startswith("sqlite") else "%s"] * 3)
 
 @inbox.handler("Counted")
 def apply(connection, event):
-    connection.execute(f"INSERT INTO effects (key, n) VALUES ({marks})", [event.aggregate[1], event.payload])
+    effect = [event.aggregate[1], event.payload, os.getpid()]
+    connection.execute(f"INSERT INTO effects (key, n, pid) VALUES ({marks})", effect)
 """
-UNREAD = """
-SELECT count(*) FROM messages LEFT JOIN positions
-ON positions.consumer = 'billing' AND positions.topic = messages.topic AND positions.partition = messages.partition
-WHERE messages.id > coalesce(positions.position, 0)
-"""
+PLACES = [
+    pytest.param(broker, database, marks=[] if (broker, database) == ("embedded", "PostgreSQL") else [pytest.mark.soak])
+    for broker, database in [
+        ("embedded", "PostgreSQL"),
+        ("embedded", "SQLite"),
+        ("kafka", "PostgreSQL"),
+        ("kafka", "SQLite"),
+        ("nats", "PostgreSQL"),
+        ("rabbitmq", "PostgreSQL"),
+        ("redis", "PostgreSQL"),
+    ]
+]
 
 
-@pytest.fixture(params=[pytest.param("SQLite", marks=pytest.mark.soak), "PostgreSQL"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture
+def stream(broker: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    with stream_on(broker, f"counted-{uuid4().hex[:8]}", tmp_path, request) as stream:
+        yield stream
+
+
+@pytest.fixture
+def url(database_kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> str:
     """The URL of an empty database."""
-    if request.param == "SQLite":
+    if database_kind == "SQLite":
         return f"sqlite:///{tmp_path / 'billing.db'}"
     return str(request.getfixturevalue("database"))
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("broker", "database_kind"), PLACES)
 def test_ten_copies_and_eight_killed_consumers_apply_each_event_once_and_in_order(
-    tmp_path: Path, url: str, record_property: Callable[[str, object], None]
+    tmp_path: Path,
+    stream: Stream,
+    url: str,
+    broker: str,
+    database_kind: str,
+    record_property: Callable[[str, object], None],
 ) -> None:
     chance = random.Random(SEED)
     prepare(tmp_path, url)
-    asyncio.run(publish(tmp_path, copies(chance)))
-    at_work = 0
-    with consumers(tmp_path, url) as running:
+    stream.publish(copies(stream.topic, chance))
+    group = Group(tmp_path, stream, url, chance)
+    at_work = active = 0
+    with group:
         for left in sorted(chance.sample(range(100, COPIES * EVENTS), KILLS), reverse=True):
-            at_work += wait_until_unread(tmp_path, left) > 0
-            victim = chance.randrange(CONSUMERS)
-            running[victim].kill()
-            assert running[victim].wait() == -9, f"seed {SEED}: it ended by itself: {log_of(tmp_path)}"
-            running[victim] = start(tmp_path, url)
-        wait_until_unread(tmp_path, 0)
-        wait_until_nothing_waits(tmp_path, url)
-    database = "SQLite" if url.startswith("sqlite") else "PostgreSQL"
-    record_property("says", f"copies and kills on {database}: {at_work} of {KILLS} kills struck while there was work")
+            at_work += group.wait_until_unread(left) > 0
+            active += group.kill_one()
+        group.wait_until_unread(0)
+        group.wait_until_nothing_waits()
+    record_property(
+        "says",
+        f"copies and kills, {broker} and {database_kind}: {at_work} of {KILLS} kills struck while there was work,"
+        f" {active} the one whose effect was the newest",
+    )
     effects = query(url, "SELECT key, n FROM effects ORDER BY id")
     for key in range(KEYS):
         applied = [n for found, n in effects if found == str(key)]
@@ -84,28 +104,84 @@ def test_ten_copies_and_eight_killed_consumers_apply_each_event_once_and_in_orde
     assert query(url, "SELECT event_id, state, last_error FROM pillarbox_inbox_parked WHERE state <> 'handled'") == []
 
 
-def copies(chance: random.Random) -> list[Message]:
+class Group:
+    """The consumers, of which one after another is killed and replaced. All deadlines only end a test that failed."""
+
+    def __init__(self, folder: Path, stream: Stream, url: str, chance: random.Random) -> None:
+        self._folder, self._stream, self._url, self._chance = folder, stream, url, chance
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        self._running = [self._start() for _ in range(CONSUMERS)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for consumer in self._running:
+            consumer.kill()
+            consumer.wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        where = ["--topic", self._stream.topic, "--broker", self._stream.url]
+        command = [sys.executable, "-m", "pillarbox", "consume", "billing:inbox", *where]
+        environment = os.environ | {"BILLING": self._url}
+        with (self._folder / "consumers.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=self._folder, env=environment, stdout=log, stderr=log)
+
+    def kill_one(self) -> bool:
+        """Kill any one, or the one at work: others may just stand by. Tell whether it was that one."""
+        at_work = self._at_work()
+        victim = self._chance.randrange(CONSUMERS)
+        if self._chance.random() < 0.5 and at_work is not None:
+            victim = at_work
+        self._running[victim].kill()
+        assert self._running[victim].wait() == -9, f"seed {SEED}: it ended by itself: {self._log()}"
+        self._running[victim] = self._start()
+        return victim == at_work
+
+    def _at_work(self) -> int | None:
+        """Find the one whose effect is the newest; wait until it is one that lives, if there is work."""
+        deadline = time.monotonic() + 60
+        while True:
+            newest = query(self._url, "SELECT pid FROM effects ORDER BY id DESC LIMIT 1")
+            for index, consumer in enumerate(self._running):
+                if newest and consumer.pid == newest[0][0]:
+                    return index
+            if self._stream.unread() == 0:
+                return None
+            assert time.monotonic() < deadline, f"seed {SEED}: nobody is at work: {self._log()}"
+            time.sleep(0.05)
+
+    def wait_until_unread(self, at_most: int) -> int:
+        """Wait until so few messages are not acknowledged; give how many."""
+        deadline = time.monotonic() + 60
+        while (unread := self._stream.unread()) > at_most:
+            assert time.monotonic() < deadline, f"seed {SEED}: {unread} messages are unread: {self._log()}"
+            time.sleep(0.01)
+        return unread
+
+    def wait_until_nothing_waits(self) -> None:
+        """Wait until the parking lot is empty: what processes have died with twice is tried last, out of the lot."""
+        deadline = time.monotonic() + 60
+        sql = "SELECT event_id, state, attempts FROM pillarbox_inbox_parked WHERE state NOT IN ('handled', 'dropped')"
+        while waiting := query(self._url, sql):
+            assert time.monotonic() < deadline, f"seed {SEED}: {waiting[:5]} wait: {self._log()}"
+            time.sleep(0.05)
+
+    def _log(self) -> str:
+        return (self._folder / "consumers.log").read_text()[-3000:]
+
+
+def copies(topic: str, chance: random.Random) -> list[Message]:
     """Give every event ten times: the first copies in order, the others anywhere behind their first."""
     placed = [(float(n), n) for n in range(EVENTS)]
     placed += [(chance.uniform(n, EVENTS), n) for n in range(EVENTS) for _ in range(COPIES - 1)]
-    return [message(n) for _, n in sorted(placed)]
+    return [message(topic, n) for _, n in sorted(placed)]
 
 
-def message(n: int) -> Message:
+def message(topic: str, n: int) -> Message:
     key = str(n // EACH)  # those of one aggregate are neighbours: without its order they would overtake one another
     headers = {"id": str(UUID(int=n)), "type": "Counted", "aggregate_type": "key", "aggregate_id": key}
-    return Message("counted", key, headers, json.dumps(n).encode())
-
-
-async def publish(folder: Path, messages: Sequence[Message]) -> None:
-    publisher = SqlitePublisher(folder / "stream.db", publish_timeout=timedelta(seconds=30), hooks=Hooks())
-    publisher.send([message._replace(ticket=ticket) for ticket, message in enumerate(messages)])
-    answered = 0
-    while answered < len(messages):
-        outcomes = await publisher.outcomes()
-        assert not any(outcome.error for outcome in outcomes)
-        answered += len(outcomes)
-    await publisher.close()
+    return Message(topic, key, headers, json.dumps(n).encode())
 
 
 def prepare(folder: Path, url: str) -> None:
@@ -113,7 +189,7 @@ def prepare(folder: Path, url: str) -> None:
     command = [sys.executable, "-m", "pillarbox", "migrate", "up", "--database", url]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     serial = "INTEGER" if url.startswith("sqlite") else "bigserial"
-    query(url, f"CREATE TABLE effects (id {serial} PRIMARY KEY, key text, n integer)")
+    query(url, f"CREATE TABLE effects (id {serial} PRIMARY KEY, key text, n integer, pid integer)")
 
 
 def query(url: str, sql: str) -> Sequence[tuple[Any, ...]]:
@@ -123,44 +199,3 @@ def query(url: str, sql: str) -> Sequence[tuple[Any, ...]]:
     with psycopg.connect(url) as postgres:
         cursor = postgres.execute(sql.encode())
         return cursor.fetchall() if cursor.description else []
-
-
-def start(folder: Path, url: str) -> "subprocess.Popen[bytes]":
-    stream = f"sqlite:///{folder / 'stream.db'}"
-    command = [sys.executable, "-m", "pillarbox", "consume", "billing:inbox", "--topic", "counted", "--broker", stream]
-    with (folder / "consumers.log").open("ab") as log:
-        return subprocess.Popen(command, cwd=folder, env=os.environ | {"BILLING": url}, stdout=log, stderr=log)
-
-
-@contextmanager
-def consumers(folder: Path, url: str) -> "Iterator[list[subprocess.Popen[bytes]]]":
-    running = [start(folder, url) for _ in range(CONSUMERS)]
-    try:
-        yield running
-    finally:
-        for consumer in running:
-            consumer.kill()
-            consumer.wait()
-
-
-def wait_until_unread(folder: Path, at_most: int) -> int:
-    """Wait until so few messages are not acknowledged; give how many. The deadline only ends a test that has failed."""
-    deadline = time.monotonic() + 60
-    with closing(sqlite3.connect(folder / "stream.db", timeout=30)) as stream:
-        while (unread := stream.execute(UNREAD).fetchone()[0]) > at_most:
-            assert time.monotonic() < deadline, f"seed {SEED}: {unread} messages are unread: {log_of(folder)}"
-            time.sleep(0.01)
-    return int(unread)
-
-
-def wait_until_nothing_waits(folder: Path, url: str) -> None:
-    """Wait until the parking lot is empty: what processes have died with twice is tried last, out of the lot."""
-    deadline = time.monotonic() + 60
-    sql = "SELECT event_id, state, attempts FROM pillarbox_inbox_parked WHERE state NOT IN ('handled', 'dropped')"
-    while waiting := query(url, sql):
-        assert time.monotonic() < deadline, f"seed {SEED}: {waiting[:5]} wait: {log_of(folder)}"
-        time.sleep(0.05)
-
-
-def log_of(folder: Path) -> str:
-    return (folder / "consumers.log").read_text()[-3000:]

@@ -14,15 +14,18 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from psycopg import connect
 
 from pillarbox import Event, dbapi, psycopg
+from pillarbox.core.message import Message
 from pillarbox.stores.postgres.schema import Tables
 from pillarbox.telemetry.hooks import CRASH_POINTS, Hooks, Moment
 from tests.acceptance import crashing
 from tests.acceptance.crashing import BATCH, ORDERS, relay, tapped
+from tests.acceptance.streams import STREAMS, stream_on
 
 EACH = 6
 WINDOW_AND_CHUNK = 3 * BATCH
@@ -178,6 +181,38 @@ def test_a_consumer_killed_at_any_moment_applies_each_event_once(
         asyncio.run(consumer(tmp_path, billing, Hooks()).run_once(patience=1.5))
     assert max(Counter(invoices).values()) == 1
     assert_all_in_order(invoices)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("billing", ["PostgreSQL"], indirect=True)
+@pytest.mark.parametrize("broker", [name for name in STREAMS if name != "embedded"])
+@pytest.mark.parametrize("moment", [Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED])
+def test_a_consumer_killed_around_its_acknowledgement_applies_each_event_once_on_every_broker(
+    tmp_path: Path,
+    billing: str,
+    broker: str,
+    moment: Moment,
+    until: Callable[[Callable[[], bool]], None],
+    request: pytest.FixtureRequest,
+) -> None:
+    with stream_on(broker, f"orders-{uuid4().hex[:8]}", tmp_path, request) as stream:
+        stream.publish([message._replace(topic=stream.topic) for message in messages_of(tmp_path / "stream.db")])
+        (tmp_path / "broker").write_text(f"{stream.url} {stream.topic}")
+        die("consumer", tmp_path, billing, moment, CONSUMER_POINTS[moment])
+        if moment is Moment.COMMITTED:  # what is in the database and will come again
+            billed = len(invoices_of(billing))
+            until(lambda: stream.unread() > ORDERS * EACH - billed)
+        while len(invoices := invoices_of(billing)) < ORDERS * EACH or stream.unread():
+            asyncio.run(crashing.consumer(tmp_path, billing, Hooks()).run_once(patience=1.5))
+    assert max(Counter(invoices).values()) == 1
+    assert_all_in_order(invoices)
+
+
+def messages_of(stream: Path) -> list[Message]:
+    """Read the messages of an embedded broker."""
+    with closing(sqlite3.connect(stream)) as file:
+        found = file.execute("SELECT topic, key, headers, body FROM messages ORDER BY id").fetchall()
+    return [Message(topic, key, json.loads(headers), bytes(body)) for topic, key, headers, body in found]
 
 
 def invoices_of(billing: str) -> list[tuple[int, int]]:

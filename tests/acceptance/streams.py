@@ -1,0 +1,149 @@
+"""A stream on each broker that somebody can consume: how to publish to it, and how much of it is not acknowledged."""
+
+import asyncio
+import importlib
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import aiormq
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from redis.exceptions import ResponseError
+
+from pillarbox.brokers.given import Given
+from pillarbox.brokers.nats.seat import durable_name
+from pillarbox.core.message import Message
+from pillarbox.settings.brokers import BROKERS
+from pillarbox.settings.urls import parse_url
+from pillarbox.telemetry.hooks import Hooks
+from pillarbox.wiring import SystemClock
+from servers.kafka import Kafka, quiet
+from servers.nats import Nats, delete_streams, make_stream
+from servers.rabbitmq import RabbitMQ
+from servers.redis import Redis
+
+CONSUMER, PARTITIONS = "billing", 12
+UNREAD = """
+SELECT count(*) FROM messages LEFT JOIN positions
+ON positions.consumer = ? AND positions.topic = messages.topic AND positions.partition = messages.partition
+WHERE messages.topic = ? AND messages.id > coalesce(positions.position, 0)
+"""
+
+
+class Stream(NamedTuple):
+    """A topic of a broker, empty at first."""
+
+    topic: str
+    url: str
+    unread: Callable[[], int]
+    """Counts what the consumer has not acknowledged."""
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """Publish messages in their order, and wait until all are there."""
+        asyncio.run(self._publish(messages))
+
+    async def _publish(self, messages: Sequence[Message]) -> None:
+        url = parse_url("broker", self.url)
+        module = next(name for name, kind in BROKERS.items() if url.scheme in kind.schemes)
+        given = Given(url, {}, timedelta(seconds=30), SystemClock(), Hooks())
+        publisher = importlib.import_module(f"pillarbox.brokers.{module}").open_publisher(given)()
+        publisher.send([message._replace(ticket=ticket) for ticket, message in enumerate(messages)])
+        answered = 0
+        while answered < len(messages):
+            outcomes = await publisher.outcomes()
+            assert not [outcome.error for outcome in outcomes if outcome.error]
+            answered += len(outcomes)
+        await publisher.close()
+
+
+@contextmanager
+def stream_on(broker: str, topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    """Make a stream on a broker; the server is that of the fixtures."""
+    with STREAMS[broker](topic, folder, request) as stream:
+        yield stream
+
+
+@contextmanager
+def embedded(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    def unread() -> int:
+        with closing(sqlite3.connect(folder / "stream.db", timeout=30)) as file:
+            return int(file.execute(UNREAD, [CONSUMER, topic]).fetchone()[0])
+
+    yield Stream(topic, f"sqlite:///{folder / 'stream.db'}", unread)
+
+
+@contextmanager
+def redis(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    server: Redis = request.getfixturevalue("redis_at")("redis")
+    with server.client() as client:
+        client.flushall()
+
+        def unread() -> int:
+            try:
+                (group,) = client.xinfo_groups(topic)
+            except (ResponseError, ValueError):  # nobody has consumed yet
+                return int(client.xlen(topic))
+            return int(group["pending"]) + int(group["lag"])
+
+        yield Stream(topic, server.url(), unread)
+
+
+@contextmanager
+def kafka(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    server: Kafka = request.getfixturevalue("kafka")
+    server.create_topic(topic, PARTITIONS)
+    settings = {"bootstrap.servers": server.bootstrap, "group.id": CONSUMER, "enable.auto.commit": False}
+    asking = Consumer(settings, logger=quiet)  # it never joins the group
+
+    def unread() -> int:
+        places = asking.committed([TopicPartition(topic, number) for number in range(PARTITIONS)], timeout=10)
+        return sum(asking.get_watermark_offsets(place, timeout=10)[1] - max(0, place.offset) for place in places)
+
+    try:  # a member that is killed says nothing: let the group miss it soon
+        yield Stream(topic, f"{server.url}?session.timeout.ms=2000&heartbeat.interval.ms=300", unread)
+    finally:
+        asking.close()
+
+
+@contextmanager
+def rabbitmq(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    server: RabbitMQ = request.getfixturevalue("rabbitmq")
+    vhost: str = request.getfixturevalue("vhost")
+    server.declare_queue(vhost, topic, **{"x-single-active-consumer": True})
+
+    async def ready() -> int:
+        connection = await aiormq.connect(server.url(vhost).replace("rabbitmq:", "amqp:", 1))
+        async with connection:
+            channel = await connection.channel()
+            return (await channel.queue_declare(topic, passive=True)).message_count or 0
+
+    def unread() -> int:  # what is with a member is told by the statistics alone, and they are up to 5 s old
+        (queue,) = server.ask("GET", f"queues/{vhost}?disable_stats=true&enable_queue_totals=true")
+        return asyncio.run(ready()) or int(queue["messages"])
+
+    yield Stream(topic, server.url(vhost), unread)
+
+
+@contextmanager
+def nats(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    server: Nats = request.getfixturevalue("nats_server")
+    asyncio.run(make_stream(server.url, "TEST", topic))
+
+    def unread() -> int:
+        try:
+            found = server.ask(f"CONSUMER.INFO.TEST.{durable_name(CONSUMER, topic)}")
+        except RuntimeError:  # nobody has consumed yet
+            return int(server.ask("STREAM.INFO.TEST")["state"]["messages"])
+        return int(found["num_pending"]) + int(found["num_ack_pending"])
+
+    try:  # a member that is killed says nothing: let the others miss it soon
+        yield Stream(topic, f"{server.url}?lease=1", unread)
+    finally:
+        asyncio.run(delete_streams(server.url))
+
+
+STREAMS = {make.__name__: make for make in (embedded, redis, kafka, rabbitmq, nats)}
