@@ -164,6 +164,7 @@ async def test_a_wrong_password_is_an_outage_that_says_so_at_once(kafka: Kafka, 
     (error,) = await publish(publisher(kafka.sasl("shop", "wrong"), timeout=10), *batch("a"))
     assert type(error) is BrokerUnavailable
     assert "Authentication failed" in str(error)
+    assert "mend user and password" in str(error)
     assert asyncio.get_running_loop().time() - begin < 8
 
 

@@ -174,7 +174,10 @@ async def test_headers_as_large_as_a_frame_arrive(rabbitmq: RabbitMQ, vhost: str
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        (lambda server, vhost: server.url(vhost, password="wrong"), "ACCESS_REFUSED"),
+        (
+            lambda server, vhost: server.url(vhost, password="wrong"),
+            r"does not let us in: .*ACCESS_REFUSED.*; mend user and password in the broker's URL",
+        ),
         (lambda server, vhost: server.url("nowhere"), "no such virtual host"),
         (lambda server, vhost: server.url(vhost, port=1), "Connect call failed"),
     ],
@@ -186,7 +189,7 @@ async def test_where_nobody_lets_us_in_it_is_away(
     outcomes = await outcomes_of(url(rabbitmq, vhost), batch("ab"))
     assert set(errors(outcomes).values()) == {BrokerUnavailable}
     (heard,) = words(outcomes)
-    assert said in heard
+    assert re.search(said, heard)
     assert "wrong" not in heard
 
 

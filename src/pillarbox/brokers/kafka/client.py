@@ -63,7 +63,9 @@ class Journal:
         """Say what went wrong last, and what is worth most: why nobody lets us in, or why one cannot be reached."""
         told = [error for error in self.errors if error.code() != KafkaError._ALL_BROKERS_DOWN]
         denied = [error for error in told if error.code() == KafkaError._AUTHENTICATION]
-        return (denied or told)[-1].str() if told else ""
+        if denied:
+            return f"{denied[-1].str()}; mend user and password in the broker's URL or in [kafka], and start again"
+        return told[-1].str() if told else ""
 
 
 def make_producer(options: KafkaOptions, publish_timeout: float, journal: Journal, **more: str) -> Producer:

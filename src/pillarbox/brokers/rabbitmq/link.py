@@ -19,10 +19,12 @@ try:
     from aiormq.exceptions import (
         AMQPChannelError,
         AMQPError,
+        AuthenticationError,
         ChannelAccessRefused,
         ChannelInvalidStateError,
         ChannelNotFoundEntity,
         InvalidFrameError,
+        ProbableAuthenticationError,
     )
     from pamqp import commands
     from pamqp.header import ContentHeader
@@ -194,8 +196,12 @@ class Link:
 
 
 def away(place: str, error: BaseException | None) -> BrokerUnavailable:
-    """Say that the server is away, in its own or the system's words."""
-    failure = BrokerUnavailable(f"RabbitMQ at {place} is away: {words_of(error)}")
+    """Say that the server is away, in its own or the system's words, or that it does not let us in."""
+    if isinstance(error, AuthenticationError | ProbableAuthenticationError):
+        told = f"does not let us in: {words_of(error)}; mend user and password in the broker's URL, and start again"
+    else:
+        told = f"is away: {words_of(error)}"
+    failure = BrokerUnavailable(f"RabbitMQ at {place} {told}")
     failure.__cause__ = error
     return failure
 
