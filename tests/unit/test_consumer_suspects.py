@@ -12,7 +12,9 @@ import pytest
 from pillarbox.core.event import Event
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import RetryPolicy
-from pillarbox.telemetry.hooks import Facts, Moment
+from pillarbox.inbox.handling import Handling, Rules
+from pillarbox.inbox.received import receive
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from tests.unit.consumer_bench import ConsumerBench, Deliveries, id_of, message
 
 
@@ -112,6 +114,44 @@ async def test_nobody_waits_until_a_deadly_one_is_dead(bench: Deadly) -> None:
     assert bench.applied() == [2, 4]
     assert bench.parked() == [("1", "held", 2), ("3", "blocked", 0)]
     assert len(subscriber.acknowledged) == 4
+
+
+async def test_after_what_ends_the_consumer_no_worker_begins_anything(bench: Deadly) -> None:
+    """Whatever it began would be counted, and stand there as what its process died with."""
+    bench.deadly, bench.only = True, 1
+    rules = Rules(
+        bench.policy, bench.topics, 8, timeout=None, chance=lambda: 0, remembers=None, unordered=False, stores=False
+    )
+    handling = Handling(bench.inbox, rules, bench.clock, Hooks(bench.on), set())
+    given = [receive(one, bench.inbox.handlers, bench.topics) for one in (again(1), again(2, order="8"), again(3))]
+    handling.start()
+    handling.give(enumerate(given))
+    async with asyncio.timeout(10):
+        while len(handling._answers) < len(given):  # as if the consumer were slow to notice
+            await handling.answered.wait()
+            handling.answered.clear()
+    with pytest.raises(Killed):
+        handling.check()
+    await handling.close()
+    assert bench.applied() == []
+    assert bench.parked() == [("1", "suspect", 1)]
+
+
+async def test_one_that_was_counted_beside_a_deadly_one_comes_before_it_from_the_next_restart_on(bench: Deadly) -> None:
+    """Which of the two it was shows only when one of them is tried alone; from then on it comes last."""
+    bench.deadly, bench.only = True, 1
+    deliveries = [again(1), again(2, order="8"), again(3), again(4, order="8")]
+    await bench.deliver(deliveries[0])
+    bench.only = 2  # two workers were at it when the process died
+    await bench.deliver(deliveries[1])
+    bench.only = 1
+    assert bench.parked() == [("1", "suspect", 1), ("2", "suspect", 1)]
+    subscriber = await bench.deliver(*deliveries)
+    assert bench.parked() == [("1", "held", 2), ("2", "held", 1), ("3", "blocked", 0), ("4", "blocked", 0)]
+    assert len(subscriber.acknowledged) == 4
+    await bench.deliver()
+    assert bench.applied() == [2, 4]
+    assert bench.parked()[0] == ("1", "held", 2)
 
 
 async def test_a_deadly_one_comes_last_and_the_least_deadly_of_several_first(bench: Deadly) -> None:

@@ -318,7 +318,8 @@ class Handling:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - raised by the consumer, which cannot go on: no tables, say
-            self._fatal = error
+            # Nobody begins anything more: cut short by the end, it would count as what its process died with.
+            self._fatal, self._stopping = error, True
             return Untouched(words_of(error))
         return self._received(received, reception)
 
