@@ -3,6 +3,7 @@
 import os
 import pwd
 import random
+import re
 import shutil
 import signal
 import socket
@@ -19,6 +20,9 @@ STARTED: set[str] = set()
 LINGERING = ("still in use", "already exists")
 ADDRESS_IN_USE = "address already in use"
 ANY_PORTS = range(10240, 32768)
+MEMORY = Path("/dev/shm")
+ROOM = 4 << 30
+"""So many bytes must be free in memory for one more server there."""
 
 Started = TypeVar("Started")
 
@@ -223,12 +227,22 @@ def run_tool(argv: Sequence[str | Path], *, directory: Path, environment: Mappin
     return done.stdout
 
 
-def workdir(name: str) -> Path:
-    """Make a directory for one server, where its account may enter and a socket's path is short enough."""
-    directory = Path(tempfile.mkdtemp(prefix=f"pillarbox-{name}-", dir="/tmp"))
+def workdir(name: str, *, durable: bool = True) -> Path:
+    """Make a directory for one server, where its account may enter and a socket's path is short enough: on a disk, or,
+    if nothing has to survive a power loss, in memory."""
+    place = MEMORY if not durable and has_room(MEMORY) else Path("/tmp")
+    directory = Path(tempfile.mkdtemp(prefix=f"pillarbox-{name}-", dir=place))
     if account := server_account():
         shutil.chown(directory, account.pw_uid, account.pw_gid)
     return directory
+
+
+def has_room(place: Path) -> bool:
+    """Say whether a server may fill its part of this place in memory."""
+    if not place.is_dir() or shutil.disk_usage(place).free < ROOM:
+        return False
+    available = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return available is not None and int(available[1]) * 1024 >= ROOM
 
 
 def end_processes_in(directory: Path) -> None:
