@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pillarbox.brokers import sends
 from pillarbox.brokers.sqlite import SqlitePublisher
 from pillarbox.core.message import Message
 from pillarbox.ports import Publisher
@@ -20,6 +21,8 @@ from pillarbox.testing.contracts.rules import check, rules_of
 from tests.contracts.publish_and_die import publish_and_die
 
 LARGEST = 50_000
+SOON = 0.5
+"""Seconds that are waited for an answer that is lost, beyond the timeout: there it is ten, for a disk that is slow."""
 
 
 class SqlitePublisherBench:
@@ -28,7 +31,7 @@ class SqlitePublisherBench:
     )
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._patch = path, pytest.MonkeyPatch()
         self._opened: list[SqlitePublisher] = []
         self._blocker: sqlite3.Connection | None = None
         self._losing = False
@@ -72,9 +75,11 @@ class SqlitePublisherBench:
     async def lose_answers(self, which: Sequence[int] | None) -> None:
         assert which is None
         self._losing = True
+        self._patch.setattr(sends, "GRACE", SOON)
 
     async def come_back(self) -> None:
         self._losing = False
+        self._patch.undo()
         self._heard.set()
         if self._blocker is not None:
             self._blocker.close()
