@@ -26,6 +26,9 @@ SETTINGS = {
     "wal_retrieve_retry_interval": "100ms",  # a standby that has lost its primary would else be promoted after 5 s
 }
 
+DURABLE = {"fsync": "on"}
+FLEETING = {"fsync": "off", "dynamic_shared_memory_type": "mmap"}  # a killed one leaves the other kind in /dev/shm
+
 
 class RunningPostgres:
     """A PostgreSQL that answers at a URL, whoever runs it."""
@@ -78,7 +81,7 @@ class Postgres(RunningPostgres, OwnServer):
     def __init__(self, major: str = "15", *, fsync: bool = False, settings: Mapping[str, str] | None = None) -> None:
         self.major = major
         self.build = build_of(major)
-        self.settings = {**SETTINGS, "fsync": "on" if fsync else "off", **(settings or {})}
+        self.settings = {**SETTINGS, **(DURABLE if fsync else FLEETING), **(settings or {})}
         # ext4 looks at each file deleted in the last minute before it makes one: hundreds for each database of a test.
         self.directory = workdir(f"postgres-{major}", durable=fsync)
         self.data = self.directory / "data"

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from servers import process
 from servers.fault_proxy import FaultProxy
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
@@ -124,6 +125,27 @@ def test_no_client_can_be_given_the_port_of_a_server() -> None:
 
 
 @pytest.mark.usefixtures("own_postgres")
+@pytest.mark.parametrize(
+    ("durable", "room", "place"), [(False, 0, "memory"), (False, sys.maxsize, "disk"), (True, 0, "disk")]
+)
+def test_what_needs_no_disk_is_kept_in_memory_while_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, room: int, place: str
+) -> None:
+    monkeypatch.setattr(process, "MEMORY", tmp_path)
+    monkeypatch.setattr(process, "ROOM", room)
+    directory = process.workdir("some", durable=durable)
+    assert directory.parent == (tmp_path if place == "memory" else Path("/tmp"))
+    directory.rmdir()
+
+
+def test_a_killed_server_leaves_nothing_in_memory() -> None:
+    with Postgres("15") as server:
+        # Its own kind of shared memory lies in its directory; the usual one would stay in /dev/shm.
+        assert server.execute("show dynamic_shared_memory_type") == [("mmap",)]
+        server.kill()
+    assert not server.directory.exists()
+
+
 def test_what_a_server_says_as_it_fails_is_in_the_error() -> None:
     server = Postgres("15", settings={"shared_buffers": "nonsense"})
     try:
