@@ -123,6 +123,23 @@ async def test_a_slow_reader_keeps_memory_in_bounds_and_loses_nothing(topics: To
         assert texts(received, key) == bodies(messages, key)
 
 
+async def test_a_topic_that_is_not_there_is_missed_once_and_found_when_it_comes(
+    kafka: Kafka, topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = KafkaOptions.read(kafka.url.removeprefix("kafka:"), QUICK | {"topic.metadata.refresh.interval.ms": 200})
+    group, late = topics.full("billing"), topics.full("late")
+    subscriber = KafkaSubscriber(options, consumer=group, topics=[late])
+    try:
+        assert not await subscriber.deliveries(10, 3.0)  # it was looked for several times
+        (told,) = [record.getMessage() for record in caplog.records if late in record.getMessage()]
+        assert "mend its name" in told
+        topics.make("late")
+        await publish(topics, batch("a", topic="late"))
+        assert texts(await receive(subscriber, 1)) == [b"a1"]
+    finally:
+        await subscriber.close()
+
+
 async def test_a_member_that_may_not_join_the_group_says_so(kafka: Kafka, topics: Topics) -> None:
     options = KafkaOptions.read(kafka.sasl("nobody").removeprefix("kafka:"), QUICK)
     denied = KafkaSubscriber(options, consumer=topics.full("billing"), topics=[topics.full("orders")])

@@ -137,3 +137,15 @@ async def test_a_consumer_that_somebody_deleted_is_made_again(hall: Hall) -> Non
     await ask(hall.url, f"CONSUMER.DELETE.TEST.{member._seats['orders'].name}", {})
     await hall.publish(batch("a", first=2))
     assert b"a2" in texts(await receive(member, 2))  # from the beginning: the inbox knows what it has
+
+
+async def test_a_topic_that_no_stream_takes_is_missed_once_and_found_when_it_comes(
+    hall: Hall, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = hall.member(topics=("late",))
+    assert not await member.deliveries(10, 1.5)  # it was looked for several times
+    (told,) = [record.getMessage() for record in caplog.records if "'late'" in record.getMessage()]
+    assert "mend the name" in told
+    await make_stream(hall.url, "LATE", "late")
+    await hall.publish(batch("a", topic="late"))
+    assert texts(await receive(member, 1)) == [b"a1"]

@@ -5,6 +5,7 @@ A partition is given back only when everything that was given out of it is ackno
 Nothing is committed for a partition once it is given back.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +29,8 @@ from pillarbox.brokers.kafka.reading import Reading
 from pillarbox.core.message import Delivery
 from pillarbox.errors import BrokerUnavailable
 
+_logger = logging.getLogger("pillarbox.brokers.kafka")
+
 IDLE, BUSY = 0.02, 0.003
 """For how many seconds we poll when nothing is given out, and while an acknowledgement may come."""
 BATCH = 100
@@ -49,6 +52,7 @@ class Member:
         self._promises: list[Future[None]] = []
         self._subscribed = self._stopping = self._vanishing = False
         self._expelled = self._wanted = False
+        self._missed: set[str] = set()
         self._journal = Journal()
         self._consumer: Consumer | None = self._make()
         self._probe_at = 0.0
@@ -202,8 +206,11 @@ class Member:
 
     def _complain(self, error: KafkaError) -> None:
         """Note an error that came instead of records."""
-        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._MAX_POLL_EXCEEDED):
-            return  # it may come to be; we join anew
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:  # it may come to be, and is found then
+            self._miss(error.str())
+            return
+        if error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            return  # we join anew
         self.away = f"Kafka at {self._options.servers} says: {error.str()}"
         self._probe_at = time.monotonic() + PROBE_EVERY
         if error.fatal():
@@ -212,6 +219,12 @@ class Member:
                 self._held.clear()
                 self._reading = Reading()
         self._news()
+
+    def _miss(self, words: str) -> None:
+        """Tell once that a topic is not there: a name that is misspelt would be waited for in silence."""
+        if words not in self._missed:
+            self._missed.add(words)
+            _logger.warning("%s; create the topic, or mend its name: it is waited for", words)
 
     def _probe(self, consumer: Consumer) -> None:
         """Something went wrong: ask whether anybody is there."""

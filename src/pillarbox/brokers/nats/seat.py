@@ -13,6 +13,7 @@ A member says several times in a lease that it is alive: for each message in han
 import asyncio
 import heapq
 import json
+import logging
 import re
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from pillarbox.brokers.nats.streams import API, find_stream
 from pillarbox.brokers.nats.wire import unpack
 from pillarbox.core.message import Delivery
 from pillarbox.errors import BrokerUnavailable, ConfigError
+
+_logger = logging.getLogger("pillarbox.brokers.nats")
 
 GROUP = "pillarbox"
 MOST = 500
@@ -58,6 +61,7 @@ class Seat:
         self._given_stream = stream
         self._stream: str | None = None
         self._look_at = 0.0
+        self._missed = False
         self.inbox = ""
         self.pin: str | None = None
         self.sure = False
@@ -81,6 +85,7 @@ class Seat:
         self._look_at = _now() + LOOK_AGAIN
         stream = self._given_stream or await find_stream(self._connection, client, self.topic)
         if stream is None:
+            self._miss()
             return
         answer = await self._connection.ask(
             client,
@@ -92,6 +97,13 @@ class Seat:
         if answer.get("config", {}).get("priority_policy") != "pinned_client":
             raise ConfigError(OLD_SERVER)
         self._stream = stream
+
+    def _miss(self) -> None:
+        """Tell once that nobody takes the topic: a name that is misspelt would be waited for in silence."""
+        if not self._missed:
+            self._missed = True
+            words = "no stream takes the topic %r; create one with this subject, or mend the name: it is waited for"
+            _logger.warning(words, self.topic)
 
     def _config(self) -> dict[str, Any]:
         return {
