@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -48,14 +48,22 @@ class HintBench(Bench):
 
     def inbox(self, acts: Acts, **options: Any) -> Any:
         inbox = super().inbox(acts, **options)
-        perform = inbox.perform
+        perform, perform_each = inbox.perform, inbox.perform_each
         self.asked: list[bool] = []
 
         def counted(program: Any, *, reading: bool = False) -> Any:
             self.asked.append(reading)
             return perform(program, reading=reading)
 
-        inbox.perform = counted
+        def counted_each(programs: Iterator[Any], done: Any) -> None:
+            def asked() -> Iterator[Any]:
+                for program in programs:
+                    self.asked.append(False)
+                    yield program
+
+            perform_each(asked(), done)
+
+        inbox.perform, inbox.perform_each = counted, counted_each
         return inbox
 
     def open_hint(self) -> RedisHint:

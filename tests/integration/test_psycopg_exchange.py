@@ -1,6 +1,7 @@
 """How psycopg's Inbox speaks with the server: few messages, and all that a cursor would have seen to."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pillarbox.inbox.consumer import Consumer
 from pillarbox.psycopg import Inbox
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import SystemClock
-from tests.unit.consumer_bench import TOPIC, message
+from tests.unit.consumer_bench import TOPIC, id_of, message
 
 Connect = Any
 
@@ -158,10 +159,10 @@ async def test_a_server_that_ends_the_session_is_away_and_nothing_is_lost(
     assert rows(db, "SELECT state FROM pillarbox_inbox_parked") == []
 
 
-async def test_one_event_takes_two_messages_beside_its_handlers(
+async def test_one_event_takes_one_message_beside_its_handlers(
     db: "psycopg.Connection[Any]", migrated: str, tmp_path: Path
 ) -> None:
-    """BEGIN with our row, then what the handler does, then the check with COMMIT."""
+    """Our row, then what the handler does, then the check with COMMIT, and BEGIN with the next one's row."""
     path = tmp_path / "trace"
     with path.open("w") as traced:
 
@@ -172,5 +173,57 @@ async def test_one_event_takes_two_messages_beside_its_handlers(
 
         await consume(connect, bill, *(message(n, str(n)) for n in range(10)))
     sent = [line for line in path.read_text().splitlines() if "\tF\t" in line and "Query" in line]
-    assert len([line for line in sent if "BEGIN" in line and "pillarbox_receive(" in line]) == 10
-    assert len([line for line in sent if "COMMIT" in line and "CASE" in line]) == 10
+    ours = [line for line in sent if "pillarbox_receive(" in line or "pillarbox_keep_received(" in line]
+    assert len(ours) == 11
+    assert len([line for line in ours if "COMMIT" in line and "BEGIN" in line]) == 9
+    assert ("COMMIT" in ours[0], "BEGIN" in ours[-1]) == (False, False)
+
+
+async def test_what_fails_at_its_end_leaves_what_was_to_follow_alone(
+    db: "psycopg.Connection[Any]", migrated: str
+) -> None:
+    """By its row, by an error that it swallowed, and by a constraint that waits for the commit."""
+    db.execute("CREATE TABLE parents (n int PRIMARY KEY)")
+    db.execute("CREATE TABLE children (n int REFERENCES parents DEFERRABLE INITIALLY DEFERRED)")
+    tries: list[int] = []
+
+    def ends(connection: "psycopg.Connection[Any]", event: Event[Any]) -> None:
+        tries.append(event.payload["n"])
+        if event.payload["n"] == 2:
+            connection.rollback()
+        if event.payload["n"] == 4:
+            with suppress(psycopg.Error):
+                connection.execute("SELECT 1 / 0")
+            return
+        if event.payload["n"] == 6:
+            connection.execute("INSERT INTO children VALUES (1)")
+        bill(connection, event)
+
+    handled, _ = await consume(lambda: psycopg.connect(migrated), ends, *(message(n, str(n)) for n in range(1, 8)))
+    assert (handled, rows(db, "SELECT n FROM effects ORDER BY n")) == (4, [(1,), (3,), (5,), (7,)])
+    assert sorted(tries) == [1, 2, 3, 4, 5, 6, 7]
+    parked = rows(db, "SELECT event_id, attempts, last_error FROM pillarbox_inbox_parked ORDER BY event_id")
+    assert [(id, attempts) for id, attempts, _ in parked] == [(id_of(n), 1) for n in (2, 4, 6)]
+    for (_, _, error), words in zip(parked, ("rolled back", "swallowed", "refused at the commit"), strict=True):
+        assert words in error
+
+
+async def test_what_cannot_begin_does_not_undo_the_one_before_it(db: "psycopg.Connection[Any]", migrated: str) -> None:
+    """Somebody has the second one's row for a while: whether the first one was committed is found out by its copy."""
+    with psycopg.connect(migrated) as other:
+        other.execute("INSERT INTO pillarbox_inbox (consumer, event_id) VALUES ('o''reilly', %s)", [id_of(2)])
+        tries: list[int] = []
+
+        def counts(connection: "psycopg.Connection[Any]", event: Event[Any]) -> None:
+            tries.append(event.payload["n"])
+            bill(connection, event)
+
+        with pytest.raises(StoreUnavailable):
+            await consume(
+                lambda: psycopg.connect(migrated, options="-c lock_timeout=50ms"), counts, message(1), message(2, "8")
+            )
+        assert (tries, rows(db, "SELECT n FROM effects")) == ([1], [(1,)])
+    await consume(lambda: psycopg.connect(migrated), counts, message(1), message(2, "8"))
+    assert (tries, rows(db, "SELECT n FROM effects")) == ([1], [(1,)])
+    assert rows(db, "SELECT event_id FROM pillarbox_inbox ORDER BY event_id") == [(id_of(1),), (id_of(2),)]
+    assert rows(db, "SELECT * FROM pillarbox_inbox_parked") == []

@@ -33,7 +33,7 @@ from pillarbox.inbox.programs import Reception, Unhandled
 from pillarbox.inbox.received import Received
 from pillarbox.inbox.steps import Program
 from pillarbox.inbox.waiting import Taken, Waiting
-from pillarbox.inbox.workers import BOOKS, Receiver, Threads, performers
+from pillarbox.inbox.workers import BOOKS, Receiver, SyncReceiver, Threads, perform_each, performers
 from pillarbox.ports import Clock
 from pillarbox.telemetry.hooks import Hooks, Moment
 
@@ -44,8 +44,9 @@ CONFLICT = 0.05
 """How many seconds at most a transaction waits that was in another one's way."""
 TOGETHER = 100
 """How many events share a transaction at most, where their handlers allow it."""
-STRETCH = 0.02
-"""How many seconds a worker's thread goes on by itself; whoever else needs the thread waits for it."""
+STRETCH, SHARED_STRETCH = 0.2, 0.02
+"""How many seconds a worker's thread goes on by itself. Where the database has one writer, the books need that thread
+too, and wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Handling:
         self._inbox, self._rules, self._clock, self._hooks, self._blocked = inbox, rules, clock, hooks, blocked
         self._workers = min(rules.concurrency, inbox.most_workers or rules.concurrency)
         self._performers = performers(inbox, self._workers)
+        self._stretches = SHARED_STRETCH if inbox.most_workers == 1 else STRETCH
         # The oldest first: what has failed can be parked, and the rest acknowledged, once all before it is done.
         # What is ready of one line stands together: one worker does it, in its order.
         self._queue = Waiting()
@@ -183,7 +185,8 @@ class Handling:
             while len(taken) < TOGETHER and self._shares(taken[-1][1]) and (more := self._queue.take()):
                 taken += more
             if isinstance(self._performers, Threads) and self._is_plain(taken[0][1]):
-                taken, error = await self._performers.run(worker, partial(self._stretch, worker, taken))
+                stretch = partial(self._stretch, self._performers.inbox, worker, taken)
+                taken, error = await self._performers.run(worker, stretch)
                 self.answered.set()
             stopped: set[Line] = set()
             for together in self._divide(taken):
@@ -192,27 +195,45 @@ class Handling:
                 await self._one_by_one(worker, left, stopped, error)
                 error = None
 
-    def _stretch(self, worker: int, taken: list[Taken]) -> tuple[list[Taken], BaseException | None]:
+    def _stretch(
+        self, inbox: SyncReceiver, worker: int, taken: list[Taken]
+    ) -> tuple[list[Taken], BaseException | None]:
         """Handle what is plain, in this thread, as long as all goes well and there is more: a way to the loop and back
-        takes longer than many a handler. Give what is left of the last group, and why its first one is not done."""
-        ends, texts, means = self._loop.time() + STRETCH, self._inbox.texts, self._means()
-        while True:
-            for place, (ticket, received) in enumerate(taken):
-                if self._stopping or not self._is_plain(received):
-                    return taken[place:], None
-                self._begin(worker, received)
-                try:
-                    reception = self._inbox.perform(programs.receive(texts, received, means))
-                    self._tell_committed(received, reception)  # type: ignore[arg-type]
-                except BaseException as error:  # noqa: BLE001 - judged where it can be told
-                    return taken[place:], error
-                finally:
-                    del self._running[worker]
-                self._done.append((ticket, received, reception))  # type: ignore[arg-type]
-            more = self._queue.take() if self._loop.time() < ends else None
-            if not more:
-                return [], None
-            taken = more
+        takes longer than many a handler. Give what is left, and why its first one is not done."""
+        left = deque(taken)
+
+        def done(reception: Reception) -> None:
+            ticket, received = left[0]
+            self._tell_committed(received, reception)
+            self._done.append((ticket, received, reception))
+            left.popleft()
+
+        try:
+            perform_each(inbox, self._plain_ones(worker, left), done)
+        except BaseException as error:  # noqa: BLE001 - judged where it can be told
+            return list(left), error
+        finally:
+            self._running.pop(worker, None)
+        return list(left), None
+
+    def _plain_ones(self, worker: int, left: deque[Taken]) -> Iterator[Program[Reception]]:
+        """Begin what is left, one after the other, and what comes after it: until a stretch is over, or one of them is
+        not plain."""
+        ends, texts, means = self._loop.time() + self._stretches, self._inbox.texts, self._means()
+        waiting = deque(left)
+        while not self._stopping:
+            if not waiting:
+                more = self._queue.take() if self._loop.time() < ends else None
+                if not more:
+                    return
+                left.extend(more)
+                waiting.extend(more)
+            received = waiting[0][1]
+            if not self._is_plain(received):
+                return
+            waiting.popleft()
+            self._begin(worker, received)
+            yield programs.receive(texts, received, means)
 
     def _is_plain(self, received: Received) -> bool:
         """Say whether there is nothing to it but its handler, in a transaction of its own."""

@@ -7,11 +7,10 @@ receive_all   the same for several events              one commit for all of the
 What is kept aside is the business of `lot`, and what numbers mean that of `numbers`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
@@ -168,15 +167,16 @@ def _mark(texts: Texts, received: Received, means: Means) -> Program[tuple[objec
     else:
         its = (line_text(received.line), *received.aggregate, received.number, means.unordered)
         fresh = yield texts("receive", consumer, key, *its)
-        if not fresh:
+        if not fresh or fresh[0][0] is None:
             return None, (yield from _why_not(texts, key))
-    if received.number is not None and (received.parked or not fresh[0][1]):
+    number = str(fresh[0][0])
+    if received.number is not None and not number.endswith("+"):
         is_next = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
         if not is_next:
             if received.counted:
                 yield texts("clear", consumer, key)
             return None, Reception.COPY
-    return fresh[0][0], None
+    return number.removesuffix("+"), None
 
 
 def _settle(texts: Texts, received: Received, means: Means) -> Program[None]:
@@ -271,45 +271,43 @@ def _keep(texts: Texts, received: Received, handler: Handler, number: object) ->
         if ended and not (yield texts("still_there", texts.consumer, received.key)):
             raise _rolled_back(handler)
         return ended
-    keep = texts("keep", texts.consumer, received.key, number)
-    with _blamed(handler):
-        ((ended,),) = yield keep._replace(last=not (received.parked or received.counted))
+    try:
+        ((ended,),) = yield texts.last(
+            "keep", texts.consumer, received.key, number, last=not (received.parked or received.counted)
+        )
+    except Exception as error:  # noqa: BLE001 - raised again, in other words
+        _raise_blamed(error, handler)
     return bool(ended)
 
 
-@contextmanager
-def _blamed(handler: Handler) -> Iterator[None]:
+def _raise_blamed(error: Exception, handler: Handler) -> NoReturn:
     """Say what the handler has done to the transaction, if nothing can be done with it any more."""
-    try:
-        yield
-    except (HandlerFailed, StoreUnavailable):
-        raise
-    except RowUndone as error:
+    if isinstance(error, RowUndone):
         raise _rolled_back(handler) from error
-    except TransactionFailed as error:
+    if isinstance(error, TransactionFailed):
         raise HandlerFailed(
             f"{handler.name} swallowed an error of the database, after which nothing of its transaction can be kept:"
             " let the error out, or use a savepoint"
         ) from error
-    except StoreError:
-        raise
-    except Exception as error:
-        raise HandlerFailed(f"{handler.name} closed the connection it was given: leave it open") from error
+    if isinstance(error, HandlerFailed | StoreError):
+        raise error
+    raise HandlerFailed(f"{handler.name} closed the connection it was given: leave it open") from error
 
 
 def _ended(texts: Texts, handler: Handler, number: object, *, failing: bool = False) -> Program[bool]:
     """Say whether the handler has ended the transaction: its savepoint, or its number, went with it."""
     try:
-        with _blamed(handler):
-            return bool((yield texts("unmark", number)))
-    except HandlerFailed as error:
-        if failing and isinstance(error.__cause__, TransactionFailed):
+        return bool((yield texts("unmark", number)))
+    except TransactionFailed as error:
+        if failing:
             return False  # whoever parks it sees whether its row is there all the same
-        raise
-    except StoreUnavailable:
-        raise
+        _raise_blamed(error, handler)
+    except (StoreUnavailable, RowUndone) as error:
+        _raise_blamed(error, handler)
     except StoreError:
         return True
+    except Exception as error:  # noqa: BLE001 - raised again, in other words
+        _raise_blamed(error, handler)
 
 
 def _call(call: Call, handler: Handler, received: Received) -> Program[object]:

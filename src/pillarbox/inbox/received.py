@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -224,6 +225,7 @@ def unpark(row: Sequence[Any]) -> Received:
     return received
 
 
+@lru_cache(maxsize=4096)
 def line_text(line: Line | None) -> str | None:
     """Write a line as the tables keep it."""
     return None if line is None else _write_line(line)

@@ -154,12 +154,12 @@ _BOTH = {
 _SQLITE = {
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
-    # …, line, aggregate, number, from one → a row unless it is a copy, is parked, or its line is blocked: the
-    # transaction's number, if there is one, and whether the event's number was the next one, if that was seen
+    # …, line, aggregate, number, from one → nothing if it is a copy, is parked, or its line is blocked; else the
+    # transaction's number, if there is one, with a + behind it if the event's number was seen to be the next one
     "receive": (
         "INSERT INTO {p}inbox (consumer, event_id) SELECT $1, $2"
         " WHERE NOT EXISTS (SELECT 1 FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state <> 'suspect')"
-        f" AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', '$3')}) ON CONFLICT DO NOTHING RETURNING 1, NULL"
+        f" AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', '$3')}) ON CONFLICT DO NOTHING RETURNING ''"
     ),
     # consumer, aggregate, number, from one → a row if that is the next number, or the first one
     "count": (
@@ -198,10 +198,8 @@ _POSTGRES = {
         "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING"
         " RETURNING pg_current_xact_id()::text"
     ),
-    "receive": (
-        "SELECT its, counted FROM {p}receive($1::text, $2::text, $3::text, $4::text, $5::text, $6::bigint, $7::boolean)"
-        " WHERE its IS NOT NULL"
-    ),
+    # Without casts, which the server would parse for every event: the functions' parameters tell the types.
+    "receive": "SELECT {p}receive($1, $2, $3, $4, $5, $6, $7)",
     # consumer, ids, lines, aggregates' types, their ids, numbers, from one, stored → the shared transaction's row, a
     # letter for each event's state unless all are new, whether every number was the next one
     "receive_all": (
@@ -216,10 +214,7 @@ _POSTGRES = {
     # the number → a row if the handler has ended the transaction
     "unmark": "SELECT 1 WHERE pg_current_xact_id_if_assigned()::text IS DISTINCT FROM $1::text",
     # …, the number → whether the handler has ended the transaction; RowUndone if it took our row along
-    "keep": (
-        "SELECT CASE WHEN pg_current_xact_id_if_assigned()::text = $3::text THEN false"
-        " ELSE {p}keep_received($1::text, $2::text) END"
-    ),
+    "keep": "SELECT {p}keep_received($1, $2, $3)",
     "park": "SELECT {p}park_received({row})",
     "heads": (
         "SELECT line, state, coalesce((extract(epoch FROM due_at) * 1000000)::bigint, 0), numbering,"
@@ -269,6 +264,11 @@ class Texts(NamedTuple):
     def __call__(self, name: str, *parameters: object) -> Statement:
         text = self.texts[name]
         return Statement(text.sql, text.given(parameters))
+
+    def last(self, name: str, *parameters: object, last: bool) -> Statement:
+        """Give a statement after which, if it is the `last` one, nothing but the commit is left."""
+        text = self.texts[name]
+        return Statement(text.sql, text.given(parameters), last=last)
 
     def many(self, name: str, rows: Sequence[Sequence[Any]]) -> Statement:
         """Run one statement for many rows of parameters."""

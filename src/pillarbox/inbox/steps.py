@@ -8,7 +8,7 @@ door commits when the program returns, and rolls back when it raises.
 import asyncio
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Rows, Statement
@@ -51,17 +51,19 @@ def drive(
     program: Generator[Any, Any, R],
     run: Callable[[Statement], Rows],
     call: Callable[[Call], object] | None = None,
+    answer: Rows | None = None,
 ) -> R:
-    """Run a program to its end with functions that do each kind of step; give what it returns."""
+    """Run a program to its end with functions that do each kind of step; give what it returns. If there is an `answer`,
+    it is that of the first step, which somebody has done already."""
     try:
-        step = next(program)
+        step = program.send(answer)
         while True:
             try:
-                answer = run(step) if isinstance(step, Statement) else call(step)  # type: ignore[misc]
+                given = run(step) if isinstance(step, Statement) else call(step)  # type: ignore[misc]
             except BaseException as error:  # noqa: BLE001 - the program decides
                 step = program.throw(error)
             else:
-                step = program.send(answer)
+                step = program.send(given)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 
@@ -88,22 +90,28 @@ async def drive_async(
 async def call_async(call: Call, transaction: object) -> object:
     """Await an async handler, at most until its time is over; a cancellation that nobody asked for is its failure."""
     try:
-        with _failures():
-            async with asyncio.timeout(call.timeout) as limit:
-                return await call.handler(transaction, call.given)
+        async with asyncio.timeout(call.timeout) as limit:
+            return await call.handler(transaction, call.given)
     except TimeoutError as error:
         if limit.expired():
             raise HandlerFailed(f"it was cancelled after {call.timeout:g} s, the handlers' timeout") from error
         raise
+    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 - raised again, in other words
+        _raise_failure(error)
 
 
 def call_sync(call: Call, transaction: object) -> object:
     """Call a plain handler; a GeneratorExit is its failure too, since nobody closes a plain function."""
     try:
-        with _failures():
-            return call.handler(transaction, call.given)
+        return call.handler(transaction, call.given)
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
     except GeneratorExit as error:
         raise HandlerFailed("it raised GeneratorExit") from error
+    except BaseException as error:  # noqa: BLE001 - raised again, in other words
+        _raise_failure(error)
 
 
 def is_open(driver: Any) -> bool:
@@ -154,19 +162,13 @@ def refused_at_commit(error: Exception) -> HandlerFailed:
     return HandlerFailed(f"what it wrote was refused at the commit: {words_of(error)}")
 
 
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Turn what would end a worker of the consumer, and what nobody asked for, into the handler's failure."""
-    try:
-        yield
-    except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        if not isinstance(error, asyncio.CancelledError):
-            raise HandlerFailed(f"it raised {type(error).__name__}: {words_of(error)}") from error
-        if _cancelled():
-            raise
-        raise HandlerFailed("it raised CancelledError, although nobody cancelled it") from error
+def _raise_failure(error: BaseException) -> NoReturn:
+    """Raise as the handler's failure what would end a worker of the consumer, and what nobody asked for."""
+    if not isinstance(error, asyncio.CancelledError):
+        raise HandlerFailed(f"it raised {type(error).__name__}: {words_of(error)}") from error
+    if _cancelled():
+        raise error
+    raise HandlerFailed("it raised CancelledError, although nobody cancelled it") from error
 
 
 def _cancelled() -> bool:

@@ -6,7 +6,7 @@ whoever writes waits here for the others: at the database they would wait by sle
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -52,6 +52,16 @@ class SyncReceiver(_Receiver, Protocol):
 
 
 @runtime_checkable
+class ChainingReceiver(SyncReceiver, Protocol):
+    """A door's Inbox that can end a transaction and begin the next one in one message."""
+
+    def perform_each(self, programs: Iterator[Program[R]], done: Callable[[R], None]) -> None:
+        """Run programs as `perform` does, one after the other; each begins with a statement. `done` is told what each
+        one gave, once that is committed; the next one is asked for shortly before. Raises what happened to the first
+        that is not done."""
+
+
+@runtime_checkable
 class AsyncReceiver(_Receiver, Protocol):
     """A door's AsyncInbox."""
 
@@ -64,11 +74,20 @@ class AsyncReceiver(_Receiver, Protocol):
         """Let go of what is open."""
 
 
+def perform_each(inbox: SyncReceiver, programs: Iterator[Program[R]], done: Callable[[R], None]) -> None:
+    """Run programs on this thread, each in a transaction of its own, with as few messages as the door can."""
+    if isinstance(inbox, ChainingReceiver):
+        inbox.perform_each(programs, done)
+        return
+    for program in programs:
+        done(inbox.perform(program))
+
+
 class Threads:
     """Performs the programs of a sync inbox: one thread per worker, one for the books."""
 
     def __init__(self, inbox: SyncReceiver, workers: int) -> None:
-        self._inbox = inbox
+        self.inbox = inbox
         self._threads = {
             worker: ThreadPoolExecutor(1, f"pillarbox-{'books' if worker == BOOKS else worker}")
             for worker in range(BOOKS, workers)
@@ -76,9 +95,9 @@ class Threads:
         self._last: dict[int, Future[Any]] = {}
 
     async def perform(self, worker: int, program: Program[R], *, reading: bool = False) -> R:
-        if self._inbox.most_workers == 1 and not reading:
+        if self.inbox.most_workers == 1 and not reading:
             worker = 0
-        return await self.run(worker, partial(self._inbox.perform, program, reading=reading))
+        return await self.run(worker, partial(self.inbox.perform, program, reading=reading))
 
     async def run(self, worker: int, function: Callable[[], R]) -> R:
         """Call a function in a worker's thread."""
@@ -89,7 +108,7 @@ class Threads:
         """Close each thread's connection in that thread; one whose handler still runs closes it when it is done."""
         idle = []
         for worker, pool in self._threads.items():
-            closing = pool.submit(self._inbox.close)
+            closing = pool.submit(self.inbox.close)
             pool.shutdown(wait=False)
             if worker not in self._last or not self._last[worker].running():
                 idle.append(asyncio.wrap_future(closing))

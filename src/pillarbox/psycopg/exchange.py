@@ -14,6 +14,7 @@ from psycopg.rows import tuple_row
 from psycopg.types.string import TextLoader
 
 from pillarbox.core.insert import Rows, Statement
+from pillarbox.core.postgres_facts import StoreConflict
 from pillarbox.inbox.steps import refused_at_commit
 from pillarbox.psycopg.connection import raise_ours
 
@@ -21,6 +22,8 @@ BROKEN = (psycopg.IntegrityError, psycopg.errors.RaiseException)
 """What constraints that wait for the commit raise: PostgreSQL's own, and those that somebody wrote as a trigger."""
 _ENDED = "PB002"
 """What keep_received tells of a handler that has committed by itself."""
+_OF_THE_LAST = ("PB001", "25P02")
+"""What only the last statement of a transaction fails with: its row is undone, or the transaction failed before."""
 
 
 class Exchange:
@@ -31,6 +34,11 @@ class Exchange:
         self._escaping = Escaping(connection.pgconn)
         self._loads: dict[tuple[int, str], Callable[[bytes], Any]] = {}
         self._ended = False
+        connection.add_notice_handler(self._note)
+
+    def close(self) -> None:
+        """Leave the connection as it was found."""
+        self._connection.remove_notice_handler(self._note)
 
     def run(self, statement: Statement) -> Rows:
         """Run a statement; begin before the first one of a transaction, and commit behind the last."""
@@ -43,6 +51,24 @@ class Exchange:
         except psycopg.Error as error:
             raise_ours(error)
 
+    def run_on(self, last: Statement, first: Statement) -> tuple[Rows, Rows]:
+        """Run the last statement of a transaction, commit, begin the next one and run its first statement. Raises what
+        happened to the first transaction; if it cannot be known whether that was committed, StoreConflict: whoever
+        tries it again finds out."""
+        end, begin = self._bound(last), self._bound(first)
+        if end is None or begin is None:
+            return self.run(last), self.run(first)
+        self._ended = False
+        try:
+            rows = self._send(end + b"; COMMIT; " + _begin(self._connection) + b"; " + begin)
+        except psycopg.Error as error:
+            if self._pgconn.transaction_status == TransactionStatus.IDLE and isinstance(error, BROKEN):
+                raise refused_at_commit(error) from error
+            if self._pgconn.transaction_status == TransactionStatus.INERROR and error.sqlstate not in _OF_THE_LAST:
+                raise StoreConflict(f"a transaction, or the one that followed it, failed: {error}") from error
+            raise_ours(error)
+        return [(self._ended,)], rows
+
     def _begin(self, statement: Statement) -> Rows:
         begin, text = _begin(self._connection), self._bound(statement)
         if text is None:
@@ -52,13 +78,10 @@ class Exchange:
 
     def _commit(self, text: bytes) -> Rows:
         self._ended = False
-        self._connection.add_notice_handler(self._note)
         try:
             self._send(text + b"; COMMIT")
         except BROKEN as error:
             raise refused_at_commit(error) from error
-        finally:
-            self._connection.remove_notice_handler(self._note)
         return [(self._ended,)]
 
     def _note(self, notice: psycopg.errors.Diagnostic) -> None:

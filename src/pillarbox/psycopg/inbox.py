@@ -3,7 +3,8 @@
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 from uuid import UUID
 
 import psycopg
@@ -83,12 +84,29 @@ class Inbox(Registry[Connection[Any], None]):
 
     def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own; for the consumer."""
+        with self._exchange() as own:
+            return _perform(program, own)
+
+    def perform_each(self, programs: Iterator[Program[R]], done: Callable[[R], None]) -> None:
+        """Run programs, each in a transaction of its own; the end of one goes to the server with the beginning of the
+        next. For the consumer."""
+        with self._exchange() as own:
+            _perform_each(programs, done, own)
+
+    @contextmanager
+    def _exchange(self) -> Iterator["_Own"]:
+        """Give a connection with nothing begun on it, and what runs statements there."""
         opener = self._opener
         try:
             if callable(opener):
-                return _perform(program, self._own(opener))
+                yield self._own(opener)
+                return
             with opener.connection() as connection:
-                return _perform(program, (connection, Exchange(connection)))
+                exchange = Exchange(connection)
+                try:
+                    yield connection, exchange
+                finally:
+                    exchange.close()
         except psycopg.Error as error:
             raise_ours(error)
 
@@ -105,7 +123,7 @@ class Inbox(Registry[Connection[Any], None]):
             connection = connect()
             check_kind(connection, Connection)
             mine = self._mine.own = (connection, Exchange(connection))
-        if mine[0].info.transaction_status is not TransactionStatus.IDLE:
+        if mine[0].pgconn.transaction_status != TransactionStatus.IDLE:
             mine[0].rollback()
         return mine
 
@@ -116,13 +134,47 @@ _Own = tuple[Connection[Any], Exchange]
 def _perform(program: Program[R], own: _Own) -> R:
     connection, exchange = own
     try:
-        result = drive(program, exchange.run, lambda step: _call(connection, step))
-        with commit_failures(*BROKEN):
-            connection.commit()  # costs nothing if it went with the last statement
+        result = drive(program, exchange.run, partial(_call, connection))
+        _commit(connection)
     except BaseException:
         _roll_back(connection)
         raise
     return result
+
+
+def _perform_each(programs: Iterator[Program[R]], done: Callable[[R], None], own: _Own) -> None:
+    connection, exchange = own
+    call = partial(_call, connection)
+    program, answer = next(programs, None), None
+    following: Program[R] | None = None
+
+    def run(statement: Statement) -> Rows:
+        nonlocal following, answer
+        if not statement.last or (following := next(programs, None)) is None:
+            return exchange.run(statement)
+        first = next(following)
+        assert isinstance(first, Statement)
+        rows, answer = exchange.run_on(statement, first)
+        return rows
+
+    try:
+        while program is not None:
+            following = None
+            result = drive(program, run, call, answer)
+            if following is None:
+                _commit(connection)
+                following, answer = next(programs, None), None
+            done(result)
+            program = following
+    except BaseException:
+        _roll_back(connection)
+        raise
+
+
+def _commit(connection: Connection[Any]) -> None:
+    if connection.pgconn.transaction_status != TransactionStatus.IDLE:  # it did not go with the last statement
+        with commit_failures(*BROKEN):
+            connection.commit()
 
 
 class AsyncInbox(Registry[AsyncConnection[Any], Any]):
@@ -223,20 +275,26 @@ async def _run_async(connection: AsyncConnection[Any], statement: Statement) -> 
 
 
 def _call(connection: Connection[Any], step: Call) -> object:
-    with _outages(connection):
+    try:
         value = call_sync(step, connection)
-    _check_shared(connection, step)
+    except psycopg.Error as error:
+        _raise_outage(connection, error)
+    _check_after(connection, step)
     return value
 
 
 async def _call_async(connection: AsyncConnection[Any], step: Call) -> object:
-    with _outages(connection):
+    try:
         value = await call_async(step, connection) if step.is_async else call_sync(step, connection)
-    _check_shared(connection, step)
+    except psycopg.Error as error:
+        _raise_outage(connection, error)
+    _check_after(connection, step)
     return value
 
 
-def _check_shared(connection: AnyConnection, step: Call) -> None:
+def _check_after(connection: AnyConnection, step: Call) -> None:
+    if _was_closed(connection):
+        raise ClosedByHandler
     if step.shared and not is_open(connection):
         raise EndedByHandler
 
@@ -250,18 +308,12 @@ def _failures() -> Iterator[None]:
         raise_ours(error)
 
 
-@contextmanager
-def _outages(connection: AnyConnection) -> Iterator[None]:
+def _raise_outage(connection: AnyConnection, error: psycopg.Error) -> NoReturn:
     """Turn only those errors of a handler into ours that mean: the database is away, or wants another try."""
-    try:
-        yield
-    except psycopg.Error as error:
-        ours = error_of(error, error.sqlstate)
-        if isinstance(ours, StoreUnavailable) and not is_callers_own(error) and not _was_closed(connection):
-            raise ours from error
-        raise
-    if _was_closed(connection):
-        raise ClosedByHandler
+    ours = error_of(error, error.sqlstate)
+    if isinstance(ours, StoreUnavailable) and not is_callers_own(error) and not _was_closed(connection):
+        raise ours from error
+    raise error
 
 
 def _was_closed(connection: AnyConnection) -> bool:
