@@ -7,6 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar, Unpack
 from uuid import UUID
 
@@ -17,7 +18,7 @@ from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import texts_of
-from pillarbox.inbox.steps import Call, Program, call_sync, commit_failures, drive, guarded
+from pillarbox.inbox.steps import Call, Program, call_sync, drive, guarded, refused_at_commit
 
 R = TypeVar("R")
 
@@ -76,20 +77,19 @@ class Inbox(Registry[sqlite3.Connection, None]):
         """Run a program in a transaction of its own on this thread's connection; for the consumer."""
         connection = self._connection()
 
-        def run(statement: Statement) -> Rows:
-            with _failures(connection):
+        def run(statement: Statement) -> Rows:  # not with _failures, here and below: every event pays for it
+            try:
                 return _run(connection, statement)
-
-        def call(step: Call) -> object:
-            with _outages(connection), guarded(connection, step):
-                return call_sync(step, connection)
+            except sqlite3.Error as error:
+                _raise_ours(connection, error)
 
         try:
-            with _failures(connection):
-                _begin(connection, "BEGIN" if reading else "BEGIN IMMEDIATE")
-            result = drive(program, run, call)
-            with _failures(connection), commit_failures(sqlite3.IntegrityError):
-                _end(connection, "COMMIT")
+            _begin(connection, "BEGIN" if reading else "BEGIN IMMEDIATE")
+            result = drive(program, run, partial(_call, connection))
+            _commit(connection)
+        except sqlite3.Error as error:
+            self._roll_back(connection)
+            _raise_ours(connection, error)
         except BaseException:
             self._roll_back(connection)
             raise
@@ -154,6 +154,27 @@ def _end(connection: sqlite3.Connection, how: Literal["COMMIT", "ROLLBACK"]) -> 
         connection.rollback()
 
 
+def _commit(connection: sqlite3.Connection) -> None:
+    try:
+        _end(connection, "COMMIT")
+    except sqlite3.IntegrityError as error:
+        raise refused_at_commit(error) from error
+
+
+def _call(connection: sqlite3.Connection, step: Call) -> object:
+    """Call a handler; turn only those of its errors into ours that mean: the database is away, locked or full."""
+    try:
+        if not step.shared:
+            return call_sync(step, connection)
+        with guarded(connection, step):
+            return call_sync(step, connection)
+    except sqlite3.Error as error:
+        ours = error_of(error, _file(connection), _begin_advice(connection))
+        if isinstance(ours, StoreUnavailable):
+            raise ours from error
+        raise
+
+
 def _door_for(library: str) -> str:
     """Say which door takes a connection of another library."""
     if library in ("psycopg", "asyncpg"):
@@ -210,18 +231,6 @@ def _raise_ours(connection: sqlite3.Connection, error: sqlite3.Error) -> NoRetur
     if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
         raise error
     raise error_of(error, _file(connection), _begin_advice(connection)) from error
-
-
-@contextmanager
-def _outages(connection: sqlite3.Connection) -> Iterator[None]:
-    """Turn only those errors of a handler into ours that mean: the database is away, locked or full."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        ours = error_of(error, _file(connection), _begin_advice(connection))
-        if isinstance(ours, StoreUnavailable):
-            raise ours from error
-        raise
 
 
 def _file(connection: sqlite3.Connection) -> str:

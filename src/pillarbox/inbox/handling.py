@@ -243,16 +243,17 @@ class Handling:
     def _divide(self, taken: Sequence[Taken]) -> Iterator[list[Taken]]:
         """Divide what one worker has taken into transactions, in order."""
         together: list[Taken] = []
+        shared = False  # whether those that are together share their transaction
         for one in taken:
-            if together and not (len(together) < TOGETHER and self._go_together(together[-1][1], one[1])):
+            shares = self._shares(one[1])
+            go = shares and shared and len(together) < TOGETHER and together[-1][1].stored == one[1].stored
+            if together and not go:
                 yield together
                 together = []
             together.append(one)
+            shared = shares
         if together:
             yield together
-
-    def _go_together(self, one: Received, other: Received) -> bool:
-        return self._shares(one) and self._shares(other) and one.stored == other.stored
 
     def _shares(self, received: Received) -> bool:
         """Say whether it may share a transaction: nobody shares one with an event that may kill its process, or that

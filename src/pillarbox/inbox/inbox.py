@@ -104,7 +104,9 @@ class Handlers:
 
     def get(self, type: str, topic: str) -> Handler | None:
         """Give the handler of a type on a topic; None if there is none."""
-        return self.on(topic).get(type, self._by_type.get(type))
+        if self._by_topic and type in (bound := self.on(topic)):
+            return bound[type]
+        return self._by_type.get(type)
 
     def on(self, topic: str) -> Mapping[str, Handler]:
         """Give the handlers, by type, that are for a topic whose messages are not ours."""

@@ -7,6 +7,7 @@ receive_all   the same for several events              one commit for all of the
 What is kept aside is the business of `lot`, and what numbers mean that of `numbers`.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import Enum
@@ -112,11 +113,11 @@ def _receive_together(texts: Texts, batch: Sequence[Received], means: Means) -> 
     ((shared, states, counted),) = yield texts(
         "receive_all",
         texts.consumer,
-        [received.key for received in events],
-        [line_text(received.line) for received in events],
-        [received.aggregate[0] for received in events],
-        [received.aggregate[1] for received in events],
-        [received.number for received in events] if numbered else None,
+        _list([received.key for received in events]),
+        _list([line_text(received.line) for received in events]),
+        _list([received.aggregate[0] for received in events]) if numbered else None,
+        _list([received.aggregate[1] for received in events]) if numbered else None,
+        _list([received.number for received in events]) if numbered else None,
         means.unordered,
         batch[0].stored,
     )
@@ -131,6 +132,7 @@ def _receive_together(texts: Texts, batch: Sequence[Received], means: Means) -> 
     return receptions
 
 
+_list = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _STATES = {"n": Reception.HANDLED, "c": Reception.COPY, "b": Reception.BLOCKED}
 
 

@@ -200,12 +200,9 @@ _POSTGRES = {
     ),
     # Without casts, which the server would parse for every event: the functions' parameters tell the types.
     "receive": "SELECT {p}receive($1, $2, $3, $4, $5, $6, $7)",
-    # consumer, ids, lines, aggregates' types, their ids, numbers, from one, stored → the shared transaction's row, a
-    # letter for each event's state unless all are new, whether every number was the next one
-    "receive_all": (
-        "SELECT shared, states, counted FROM {p}receive_all($1::text, $2::text[], $3::text[], $4::text[], $5::text[],"
-        " $6::bigint[], $7::boolean, $8::boolean)"
-    ),
+    # consumer, as JSON lists: ids, lines, aggregates' types, their ids, numbers; from one, stored → the shared
+    # transaction's row, a letter for each event's state unless all are new, whether every number was the next one
+    "receive_all": "SELECT shared, states, counted FROM {p}receive_all($1, $2, $3, $4, $5, $6, $7, $8)",
     # the shared transaction's row → a row, unless that transaction is over: from now on it can be committed
     "unshare": "DELETE FROM {p}inbox_shared WHERE id = $1 RETURNING 1",
     "count": "SELECT 1 WHERE {p}count_received($1::text, $2::text, $3::text, $4::bigint, $5::boolean)",

@@ -77,14 +77,19 @@ END $$;
 -- whose id it gives (_shared) is deleted, the transaction cannot be committed: a handler that tries would commit the rows
 -- of events whose handlers have not run. `states` has a letter for each event: n new, c a copy, b behind something parked;
 -- NULL if all are new. `counted` is false if a number is not the next one of its aggregate: then nothing here counts.
--- What was stored (_stored) leaves the parking lot.
+-- What was stored (_stored) leaves the parking lot. Lists come as JSON: that is written several times as fast as arrays.
 CREATE FUNCTION {p}receive_all(
-    _consumer text, _event_ids text[], _lines text[], _aggregate_types text[], _aggregate_ids text[], _numbers bigint[],
+    _consumer text, _json_ids text, _json_lines text, _json_types text, _json_aggregates text, _json_numbers text,
     _from_one boolean, _stored boolean, OUT shared bigint, OUT states text, OUT counted boolean)
 LANGUAGE plpgsql VOLATILE
 SET plan_cache_mode = force_generic_plan
 AS $$
 DECLARE
+    _event_ids text[] := ARRAY(SELECT json_array_elements_text(_json_ids::json));
+    _lines text[] := ARRAY(SELECT json_array_elements_text(_json_lines::json));
+    _aggregate_types text[];
+    _aggregate_ids text[];
+    _numbers bigint[];
     _new text[];
     _parked text[];
     _blocked text[];
@@ -121,9 +126,12 @@ BEGIN
         WHERE k.consumer = _consumer AND k.event_id = ANY (_event_ids) AND NOT k.event_id = ANY (_new)
           AND k.state = 'suspect';
     END IF;
-    IF _numbers IS NULL THEN
+    IF _json_numbers IS NULL THEN
         RETURN;
     END IF;
+    _aggregate_types := ARRAY(SELECT json_array_elements_text(_json_types::json));
+    _aggregate_ids := ARRAY(SELECT json_array_elements_text(_json_aggregates::json));
+    _numbers := ARRAY(SELECT json_array_elements_text(_json_numbers::json)::bigint);
     FOR _place IN SELECT generate_subscripts(_event_ids, 1) LOOP
         IF _numbers[_place] IS NOT NULL AND coalesce(substr(states, _place, 1), 'n') = 'n' THEN
             counted := {p}count_received(
