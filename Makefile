@@ -17,7 +17,7 @@ demo: ## a shop, a relay and a consumer on this machine; kill -9 as they work; n
 	@.venv-demo/bin/pillarbox demo $(ARGS)
 
 test: static servers ## everything but the soak: format, lint, types, import contracts, all tests
-	PILLARBOX_SIMULATIONS=$${PILLARBOX_SIMULATIONS:-300} $(PYTEST) -n 3 --dist worksteal --every-skip-needs-a-reason -m "not soak" tests
+	$(PYTEST) -n 3 --dist worksteal --every-skip-needs-a-reason -m "not soak" tests
 
 soak: venv ## what takes minutes by nature; run it before calling something done
 	@.ci/servers all
