@@ -153,6 +153,19 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """The dead events that have one error, by its first line."""
+
+    error: str
+    events: int
+    first_at: datetime
+    """When the first of them was put aside, at its first failure; and the last."""
+    last_at: datetime
+    example: str
+    """The id of the newest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """A topic that is not published for now: since when, who asked for it, and why."""
 
@@ -250,6 +263,10 @@ class Records(Protocol):
 
     async def find(self, query: Query) -> Sequence[Record]:
         """Find events by what the query says."""
+
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        """Group the dead events that the query means by the first line of their error, the largest group first; the
+        limit is one of groups. Never reads the log."""
 
     async def retry(self, query: Query) -> int:
         """Give dead (or waiting) events their tries back, due now; their followers follow in order. How many."""

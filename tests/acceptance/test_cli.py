@@ -182,6 +182,7 @@ def test_a_mistake_is_one_line_and_code_1(shop: "Shop", command: str, line: str)
         ("consume .:x --topic a", "'.:x' is not MODULE:INBOX, such as shop.billing:inbox"),
         ("demo --keep /dev/null/x", "/dev/null/x cannot be used: Not a directory"),
         ("events list --consumer billing", "only the inbox has consumers: add --inbox"),
+        ("dead list --group-by topic", "dead events are grouped by error, not by 'topic'"),
         ("dead drop", "name events by their ids, narrow them down, or say --all"),
         ("dead retry", "name events by their ids, narrow them down, or say --all"),
         ("consume billing --topic a", "'billing' is not MODULE:INBOX, such as shop.billing:inbox"),
@@ -452,6 +453,8 @@ def test_flags_narrow_a_list_down(configured: "Shop", flags: str, found: list[in
         "events show 00000000-0000-7000-8000-000000000000",
         "dead list",
         "dead list --inbox",
+        "dead list --group-by error",
+        "dead list --group-by error --inbox",
         "dead show 00000000-0000-7000-8000-000000000000",
         "dead retry --all",
         "dead drop 00000000-0000-7000-8000-000000000000",
@@ -609,6 +612,18 @@ def test_dead_events_are_listed_and_shown_with_why(dead: tuple["Shop", list[str]
     assert all(set(one) == RECORD_KEYS and one["last_error"] == "refused" for one in listed)
     assert "refused" in shop.type(f"pillarbox dead show {ids[0]}").stdout
     assert shop.json(f"pillarbox dead show {ids[0]} --json")["status"] == "dead"
+
+
+def test_dead_events_are_grouped_by_their_error(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    [group] = shop.json("pillarbox dead list --group-by error --json")
+    assert set(group) == {"error", "events", "first_at", "last_at", "example"}
+    assert (group["error"], group["events"], group["example"]) == ("refused", 2, ids[1])
+    assert group["first_at"] <= group["last_at"]
+    head, line = shop.type("pillarbox dead list --group-by error").stdout.splitlines()
+    assert re.split(r"\s{2,}", head.strip()) == ["EVENTS", "FIRST SEEN (UTC)", "LAST SEEN (UTC)", "EXAMPLE", "ERROR"]
+    assert re.fullmatch(rf"2 +\S+ \S+ +\S+ \S+ +{ids[1]} +refused *", line)
+    assert shop.json("pillarbox dead list --group-by error --type Other --json", code=4) == []
 
 
 def test_relay_once_says_that_events_were_left(dead: tuple["Shop", list[str]]) -> None:

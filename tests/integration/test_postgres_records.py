@@ -166,6 +166,31 @@ async def test_counting_what_is_pending_does_not_walk_over_what_is_settled(log: 
     assert rows_read() < 20
 
 
+async def test_dead_events_are_grouped_while_nobody_may_read_the_log(log: PostgresLog) -> None:
+    log.sql(
+        "INSERT INTO pillarbox_parked (position, lane, state, last_error, event_id, aggregate_type, aggregate_id,"
+        " event_type, topic, payload, created_at)"
+        " SELECT g, 0, 'dead', 'no', gen_random_uuid(), '', '', 'E', 't', '{}', now() FROM generate_series(1, 3) g"
+    )
+    with log.begin() as locked:
+        locked.execute("LOCK TABLE pillarbox_outbox, pillarbox_archive IN ACCESS EXCLUSIVE MODE")
+        async with asyncio.timeout(10):
+            [group] = await log.finder.group_dead(log.connection, Query(type="E"))
+    assert (group.error, group.events) == ("no", 3)
+
+
+@pytest.mark.parametrize("consumer", ["billing", "letters"])
+async def test_dead_letters_are_grouped_for_each_consumer(log: PostgresLog, consumer: str) -> None:
+    log.sql(
+        "INSERT INTO pillarbox_inbox_parked (consumer, event_id, state, last_error, topic, headers, body,"
+        " aggregate_type, aggregate_id, event_type)"
+        " SELECT c, 'e' || g, 'dead', E'KeyError\\nline ' || g, 't', '{}', '',"
+        " '', '', 'E' FROM generate_series(1, 2) g, unnest(ARRAY['billing', 'letters']) c ORDER BY g"
+    )
+    [group] = await log.finder.group_dead(log.connection, Query(side="inbox", consumer=consumer))
+    assert (group.error, group.events, group.example) == ("KeyError", 2, "e2")
+
+
 async def test_an_event_is_found_by_the_time_in_its_id(log: PostgresLog) -> None:
     log.sql(
         "INSERT INTO pillarbox_outbox (event_type, topic, payload, created_at)"

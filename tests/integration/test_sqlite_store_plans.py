@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pillarbox.core.retry import PUBLISHED, Dead
-from pillarbox.ports import Query, Retention
+from pillarbox.ports import Query, Retention, Side
 from pillarbox.testing.contracts.store_bench import publish_all, settle
 from tests.integration.sqlite_shop import Shop, statements
 
@@ -70,6 +70,20 @@ async def test_an_operator_finds_and_counts_by_index(shop: Shop) -> None:
     steps = await plans(store, shop, work)
     assert len(steps) > 20
     assert [(step, text) for step, text in steps if walks(step) and "archive" not in text] == []
+
+
+@pytest.mark.parametrize("side", ["outbox", "inbox"])
+async def test_dead_events_are_grouped_without_a_look_at_the_log(shop: Shop, side: Side) -> None:
+    store = await shop.holder()
+    shop.add("A", "B", "C", "D")
+    await settle(store, await store.entries(3), PUBLISHED, Dead("refused"))
+
+    async def work() -> None:
+        await store.group_dead(Query(side=side, type="B", topic="orders"))
+
+    steps = await plans(store, shop, work)
+    assert any("USING INDEX pillarbox_" in step for step, _ in steps)
+    assert [(step, text) for step, text in steps if walks(step) or "outbox" in text or "archive" in text] == []
 
 
 async def test_pruning_goes_by_index(shop: Shop) -> None:

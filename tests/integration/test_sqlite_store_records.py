@@ -77,6 +77,9 @@ async def test_what_was_received_and_is_dead_is_found_retried_and_dropped(shop: 
     )
     assert (await store.stats()).inbox_dead == 1
     [dead] = await store.find(Query(side="inbox", status=("dead",)))
+    [group] = await store.group_dead(Query(side="inbox", consumer="billing"))
+    assert (group.error, group.events, group.example) == ((dead.last_error or "").partition("\n")[0], 1, dead.event_id)
+    assert await store.group_dead(Query(side="inbox", consumer="letters")) == []
     assert (dead.event_id, dead.consumer, dead.attempts, dead.last_error) == ("e1", "billing", 6, "no stock")
     assert (dead.content_type, dead.data, dead.aggregate) == ("a/b", b"\0", ("order", "7"))
     [behind] = await store.find(Query(side="inbox", ids=("e2",)))

@@ -11,6 +11,7 @@ from pillarbox.admin.diagnosis import Finding, diagnose, living
 from pillarbox.errors import PillarboxError, StoreUnavailable
 from pillarbox.ports import (
     Clock,
+    DeadGroup,
     Pause,
     Query,
     Record,
@@ -145,6 +146,10 @@ class Admin:
             count += len(page)
             query = replace(query, after=page[-1].position)
         return min(count, COUNTED + 1)
+
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        """Group dead events by their error, the largest group first."""
+        return await self._store.group_dead(query)
 
     async def retry(self, query: Query) -> int:
         """Give dead events their tries back, due now."""

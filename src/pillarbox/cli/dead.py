@@ -9,7 +9,7 @@ import typer
 from pillarbox.admin.admin import COUNTED, Admin
 from pillarbox.admin.wording import counted
 from pillarbox.cli import selection
-from pillarbox.cli.found import list_found, show_found
+from pillarbox.cli.found import list_found, list_groups, show_found
 from pillarbox.cli.options import DryRun, Json, Yes, admin_of, with_settings
 from pillarbox.cli.output import confirmed, nothing_matched, print_json, print_line, whole_ids
 from pillarbox.ports import Query
@@ -17,6 +17,10 @@ from pillarbox.settings import Settings
 
 app = typer.Typer(help="The events that were given up.", no_args_is_help=True, rich_markup_mode=None)
 Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="The events' ids.", show_default=False)]
+GroupBy = Annotated[
+    str | None,
+    typer.Option("--group-by", metavar="error", show_default="off", help="One line for each error, not each event."),
+]
 All = Annotated[bool, typer.Option("--all", show_default="off", help="Every dead event that the other flags allow.")]
 
 
@@ -30,17 +34,27 @@ def list_(
     inbox: selection.Inbox = False,
     consumer: selection.Consumer = None,
     limit: selection.Limit = 100,
+    group_by: GroupBy = None,
     settings: Settings,
     json: Json = False,
 ) -> None:
-    """List dead events.
+    """List dead events, or how many there are of each error.
 
     Exits with 4 if there are none.
     """
     query = selection.select(
         status=["dead"], topic=topic, type=type, aggregate=aggregate, inbox=inbox, consumer=consumer, limit=limit
     )
-    list_found(settings, query, json=json, none="dead events")
+    if _groups(group_by):
+        list_groups(settings, query, json=json)
+    else:
+        list_found(settings, query, json=json, none="dead events")
+
+
+def _groups(by: str | None) -> bool:
+    if by not in (None, "error"):
+        raise typer.BadParameter(f"dead events are grouped by error, not by {by!r}", param_hint="'--group-by'")
+    return by is not None
 
 
 @app.command()

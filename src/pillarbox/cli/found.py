@@ -2,10 +2,19 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from pillarbox.cli.options import admin_of
-from pillarbox.cli.output import nothing_matched, print_json, print_record, print_records, record_json, whole_ids
-from pillarbox.ports import Query, Record
+from pillarbox.cli.output import (
+    nothing_matched,
+    print_json,
+    print_record,
+    print_records,
+    print_table,
+    record_json,
+    whole_ids,
+)
+from pillarbox.ports import DeadGroup, Query, Record
 from pillarbox.settings import Settings
 
 
@@ -18,6 +27,25 @@ def list_found(settings: Settings, query: Query, *, json: bool, none: str) -> No
         print_records(records)
     if not records:
         raise nothing_matched(none)
+
+
+def list_groups(settings: Settings, query: Query, *, json: bool) -> None:
+    """List how many dead events there are of each error; without any, say so."""
+
+    async def look() -> Sequence[DeadGroup]:
+        async with admin_of(settings) as admin:
+            return await admin.group_dead(query)
+
+    groups = asyncio.run(look())
+    if json:
+        print_json([asdict(group) for group in groups])
+    elif groups:
+        print_table(
+            ("EVENTS", "FIRST SEEN (UTC)", "LAST SEEN (UTC)", "EXAMPLE", "ERROR"),
+            [(group.events, group.first_at, group.last_at, group.example, group.error) for group in groups],
+        )
+    if not groups:
+        raise nothing_matched("dead events")
 
 
 def show_found(settings: Settings, query: Query, *, json: bool, none: str) -> None:

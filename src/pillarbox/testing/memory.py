@@ -82,6 +82,7 @@ class Parked:
     settled_at: datetime | None = None
     replay: str | None = None
     """Not None: it was published before; the id of the replay, or ''."""
+    parked_at: datetime = EPOCH
 
     @property
     def active(self) -> bool:

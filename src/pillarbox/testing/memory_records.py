@@ -4,11 +4,13 @@ import getpass
 import json
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
+from pillarbox.core.insert import EPOCH
 from pillarbox.core.routing import Line
 from pillarbox.errors import ConfigError, StoreError
-from pillarbox.ports import Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
+from pillarbox.ports import DeadGroup, Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
 from pillarbox.testing.memory import Parked, Row
 from pillarbox.testing.memory_source import MemorySource
 
@@ -92,6 +94,19 @@ class MemoryStore(MemorySource):
         records.sort(key=lambda record: record.position, reverse=query.newest_first)
         return records[: query.limit]
 
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        if query.side == "inbox" or (query.status and "dead" not in query.status):
+            return []
+        query = replace(query, status=("dead",))
+        groups: dict[str, list[Parked]] = {}
+        for row in self.database.rows + self.database.archive:
+            parked = self._parked_row(row)
+            if parked is not None and _matches(query, self._record(row)):
+                groups.setdefault(_first_line(parked.last_error), []).append(parked)
+        found = [_group(error, rows) for error, rows in groups.items()]
+        found.sort(key=lambda group: (-group.events, EPOCH - group.last_at, group.error))
+        return found[: query.limit]
+
     async def retry(self, query: Query) -> int:
         rows = self._parked_by(query, ("dead", "retrying", "delayed"))
         for row in rows:
@@ -113,7 +128,7 @@ class MemoryStore(MemorySource):
         for row in sorted(self.database.rows + self.database.archive, key=lambda row: row.entry.position):
             if row.entry.position in wanted:
                 number = len(self.database.parked) + 1
-                copy = Parked(number, row.entry, row.lane, "delayed", None, now, 0, None, replay=again or "")
+                copy = Parked(number, row.entry, row.lane, "delayed", None, now, 0, None, None, again or "", now)
                 self.database.parked.append(copy)
         return self._audit("replay", len(wanted))
 
@@ -217,6 +232,16 @@ class MemoryStore(MemorySource):
             headers=_headers(entry.headers),
             data=entry.data,
         )
+
+
+def _group(error: str, rows: Sequence[Parked]) -> DeadGroup:
+    times = [row.parked_at for row in rows]
+    newest = max(rows, key=lambda row: row.id)
+    return DeadGroup(error, len(rows), min(times), max(times), newest.entry.event_id)
+
+
+def _first_line(error: str | None) -> str:
+    return (error or "").partition("\n")[0]
 
 
 def _headers(text: str | None) -> dict[str, str]:

@@ -383,6 +383,7 @@ class MemorySource:
             return
         line = self._topics.line_of(entry)
         row = Parked(len(self.database.parked) + 1, entry, lane, "blocked", line, None, 0, None)
+        row.parked_at = self.database.clock.now()
         match verdict:
             case RetryAt(at, error):
                 row = replace(row, state="retrying", due_at=at, attempts=1, last_error=error)

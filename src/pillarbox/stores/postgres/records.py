@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from pillarbox.ports import Query, Record, Status
+from pillarbox.ports import DeadGroup, Query, Record, Status
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.parking import IN_LINE
 
@@ -117,6 +117,35 @@ class Finder:
             [ids, ids, *span, ids, len(set(ids))],
         )
 
+    async def group_dead(self, connection: Connection, query: Query) -> list[DeadGroup]:
+        """Count dead events by the first line of their error: from the parking lots alone, never from the log."""
+        if query.status and "dead" not in query.status:
+            return []
+        if query.side == "inbox":
+            table, where = "inbox_parked", _all(_narrow(query, "parked_at", "event_id = ANY (%s)"), _consumer(query))
+        else:
+            table = "parked"
+            ids = [Where("event_id = ANY (%s)", [_uuids(query.ids)])] if query.ids else []
+            where = _all(_narrow(query, "created_at", place="position"), ids, [self._is_newest()])
+        rows = await connection.run(
+            f"SELECT error, events, first, last, (SELECT event_id::text FROM {self._p}{table} WHERE id = newest)"
+            " FROM (SELECT split_part(coalesce(last_error, ''), E'\\n', 1) AS error, count(*) AS events,"
+            " min(parked_at) AS first, max(parked_at) AS last, max(id) AS newest"
+            f" FROM {self._p}{table} k WHERE state = 'dead' AND {where.sql} GROUP BY 1"
+            " ORDER BY count(*) DESC, max(parked_at) DESC, 1 LIMIT %s) groups"
+            " ORDER BY events DESC, last DESC, error",
+            [*where.parameters, query.limit],
+        )
+        return [DeadGroup(*row) for row in rows]
+
+    def _is_newest(self) -> Where:
+        """Say that a row of the parking lot tells how its event is, as in the view: one event may have several."""
+        return Where(
+            f"k.id = (SELECT n.id FROM {self._p}parked n WHERE n.position = k.position AND NOT (n.replay IS NOT NULL"
+            " AND n.state IN ('delayed', 'published', 'dropped')) ORDER BY n.id DESC LIMIT 1)",
+            [],
+        )
+
     async def _received(self, connection: Connection, query: Query) -> list[Record]:
         """Find events that were received and stand in the inbox's parking lot, or stood there."""
         head = (
@@ -132,7 +161,7 @@ class Finder:
         return [_received(row) for row in rows]
 
 
-def _narrow(query: Query, time: str, ids: str | None = None) -> Iterable[Where]:
+def _narrow(query: Query, time: str, ids: str | None = None, place: str = "id") -> Iterable[Where]:
     """Turn what a query says of the event itself into conditions."""
     yield Where("TRUE", [])
     for condition, value in (
@@ -143,7 +172,7 @@ def _narrow(query: Query, time: str, ids: str | None = None) -> Iterable[Where]:
         ("aggregate_id = %s", query.aggregate and query.aggregate[1]),
         (f"{time} >= %s", query.since),
         (f"{time} < %s", query.until),
-        ("id > %s", query.after),
+        (f"{place} > %s", query.after),
     ):
         if condition is not None and value is not None:
             yield Where(condition, [value])

@@ -13,7 +13,19 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost, StoreUnavailable
-from pillarbox.ports import Away, Clock, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats, Watched
+from pillarbox.ports import (
+    Away,
+    Clock,
+    DeadGroup,
+    Holding,
+    Pause,
+    Query,
+    Record,
+    Retention,
+    SchemaStatus,
+    Stats,
+    Watched,
+)
 from pillarbox.stores.postgres.adopt import adopt
 from pillarbox.stores.postgres.checks import check_server
 from pillarbox.stores.postgres.connection import Connection
@@ -168,6 +180,9 @@ class PostgresStore:
 
     async def find(self, query: Query) -> Sequence[Record]:
         return await self._finder.find(self._chores, query)
+
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        return await self._finder.group_dead(self._chores, query)
 
     async def retry(self, query: Query) -> int:
         if query.side == "outbox":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.insert import microseconds
-from pillarbox.ports import Query, Record, Status
+from pillarbox.ports import DeadGroup, Query, Record, Status
 from pillarbox.stores.sqlite.parking import HEAD_IN_LINE, IN_LINE
 from pillarbox.stores.sqlite.positions import Positions, load_positions, published_at
 from pillarbox.stores.sqlite.rows import AS_ENTRY, instant, log_entries, maybe_instant
@@ -15,6 +15,8 @@ from pillarbox.stores.sqlite.rows import AS_ENTRY, instant, log_entries, maybe_i
 _RECEIVED = (
     "CASE state WHEN 'suspect' THEN 'retrying' WHEN 'held' THEN 'retrying' WHEN 'stored' THEN 'pending' ELSE state END"
 )
+# A replay that waits or is done leaves its event as it was: published. One that failed is shown.
+_COUNTS = "NOT (n.replay IS NOT NULL AND n.state IN ('delayed', 'published', 'dropped'))"
 IN_THE_LOT = frozenset(("retrying", "blocked", "delayed", "dead", "dropped"))
 
 
@@ -69,10 +71,9 @@ class Finder:
         elif lowest is not None and set(query.status) == {"pending"}:
             where.append("id > ?")
             narrowing.append(lowest)
-        # A replay that waits or is done leaves its event as it was: published. One that failed is shown.
         sql = (
-            f"WITH it AS (SELECT o.*, (SELECT max(id) FROM {self._p}parked WHERE position = o.id"
-            " AND NOT (replay IS NOT NULL AND state IN ('delayed', 'published', 'dropped'))) AS parked_id"
+            f"WITH it AS (SELECT o.*, (SELECT max(n.id) FROM {self._p}parked n WHERE n.position = o.id AND {_COUNTS})"
+            " AS parked_id"
             f" FROM {self._p}{table} o WHERE {' AND '.join(where)})"
             f" SELECT id, {AS_ENTRY}, parked_id, {status} AS how, {history} FROM it"
             f" WHERE ({'how IN (SELECT value FROM json_each(?))' if query.status else 'TRUE'})"
@@ -116,6 +117,33 @@ class Finder:
         found = self.added(db, Query(after=position - 1, newest_first=False, limit=1))
         return found[0].record if found and found[0].record.position == position else None
 
+    def group_dead(self, db: sqlite3.Connection, query: Query) -> list[DeadGroup]:
+        """Count dead events by the first line of their error: from the parking lots alone, never from the log."""
+        if query.status and "dead" not in query.status:
+            return []
+        table, time, place = (
+            ("inbox_parked", "parked_at", "id") if query.side == "inbox" else ("parked", "created_at", "position")
+        )
+        where, parameters = _narrow(query, time, place)
+        if query.consumer is not None:
+            where.append("consumer = ?")
+            parameters.append(query.consumer)
+        if query.side == "outbox":  # one event may have several rows: the newest says how it is
+            where.append(
+                f"k.id = (SELECT max(n.id) FROM {self._p}parked n WHERE n.position = k.position AND {_COUNTS})"
+            )
+        rows = db.execute(
+            f"SELECT error, events, first, last, (SELECT event_id FROM {self._p}{table} WHERE id = newest) FROM ("
+            " SELECT substr(last_error, 1, instr(last_error || char(10), char(10)) - 1) AS error, count(*) AS events,"
+            " min(parked_at) AS first, max(parked_at) AS last, max(id) AS newest"
+            f" FROM {self._p}{table} k WHERE state = 'dead' AND {' AND '.join(where)}"
+            " GROUP BY 1 ORDER BY events DESC, last DESC, error LIMIT ?)",
+            (*parameters, query.limit),
+        )
+        return [
+            DeadGroup(error or "", count, instant(first), instant(last), id) for error, count, first, last, id in rows
+        ]
+
     def received(self, db: sqlite3.Connection, query: Query) -> list[Found]:
         """Find events that were received and stand in the inbox's parking lot, or stood there."""
         where, parameters = _narrow(query, "parked_at")
@@ -148,7 +176,7 @@ def _pending(positions: Positions) -> tuple[str, list[Any]]:
     return (f"id > CASE topic{cases} ELSE ? END" if cases else "id > ?"), [*parameters, positions.main]
 
 
-def _narrow(query: Query, time: str) -> tuple[list[str], list[Any]]:
+def _narrow(query: Query, time: str, place: str = "id") -> tuple[list[str], list[Any]]:
     """Turn what a query says of the event itself into conditions."""
     where, parameters = ["TRUE"], []
     for condition, value in (
@@ -159,7 +187,7 @@ def _narrow(query: Query, time: str) -> tuple[list[str], list[Any]]:
         ("aggregate_id = ?", query.aggregate and query.aggregate[1]),
         (f"{time} >= ?", query.since and microseconds(query.since)),
         (f"{time} < ?", query.until and microseconds(query.until)),
-        ("id > ?", query.after),
+        (f"{place} > ?", query.after),
     ):
         if value is not None:
             where.append(condition)

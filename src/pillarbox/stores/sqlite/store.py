@@ -12,7 +12,7 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import ConfigError, LaneLost, SchemaMismatch, StoreError
-from pillarbox.ports import Away, Clock, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
+from pillarbox.ports import Away, Clock, DeadGroup, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
 from pillarbox.stores.sqlite.connection import Connection
 from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
 from pillarbox.stores.sqlite.log import Log
@@ -160,6 +160,9 @@ class SqliteStore:
 
     async def find(self, query: Query) -> Sequence[Record]:
         return await self._connection.run(self._finder.find, query)
+
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        return await self._connection.run(self._finder.group_dead, query)
 
     async def retry(self, query: Query) -> int:
         return await self._connection.run(self._mending.retry, query)

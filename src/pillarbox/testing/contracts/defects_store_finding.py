@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pillarbox.ports import Query, Record
+from pillarbox.ports import DeadGroup, Query, Record
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
 from pillarbox.testing.memory_records import MemoryStore
 
@@ -92,3 +92,39 @@ class LimitsBeforeItSorts(MemoryStore):
     async def find(self, query: Query) -> Sequence[Record]:
         oldest = await super().find(replace(query, newest_first=False))
         return sorted(oldest, key=lambda record: record.position, reverse=query.newest_first)
+
+
+# Groups.
+
+
+@breaks("test_dead_events_are_grouped_by_the_first_line_of_their_error")
+class GroupsByTheWholeError(MemoryStore):
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        dead = [row for row in self.database.parked if row.state == "dead"]
+        return [DeadGroup(row.last_error or "", 1, row.parked_at, row.parked_at, row.entry.event_id) for row in dead]
+
+
+@breaks("test_only_the_dead_events_that_the_query_means_are_grouped")
+class GroupsEverything(MemoryStore):
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        return await super().group_dead(Query(limit=query.limit))
+
+
+@breaks("test_what_is_dead_no_more_is_in_no_group")
+class GroupsWhatWasDeadOnce(MemoryStore):
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        before = [row.state for row in self.database.parked]
+        for row in self.database.parked:
+            row.state = "dead" if row.last_error else row.state
+        groups = await super().group_dead(query)
+        for row, state in zip(self.database.parked, before, strict=True):
+            row.state = state
+        return groups
+
+
+@breaks("test_an_event_whose_two_replays_failed_is_one_dead_event")
+class CountsEveryRowOfTheLot(MemoryStore):
+    async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
+        groups = await super().group_dead(query)
+        count = sum(row.state == "dead" for row in self.database.parked)
+        return [replace(group, events=count) for group in groups]

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from pillarbox.core.event import Event
-from pillarbox.core.retry import PUBLISHED
+from pillarbox.core.retry import PUBLISHED, Dead
 from pillarbox.core.window import BLOCKED, Delayed
 from pillarbox.ports import Query
 from pillarbox.testing.contracts.store_bench import (
@@ -193,6 +193,67 @@ class SeeingRules:
         assert await found(store, Query(status=("published",))) == ["P"]
         assert await found(store, Query(status=("dead",))) == ["D"]
         assert await found(store, Query(status=("dead", "blocked"), newest_first=False)) == ["D", "B"]
+
+    async def test_dead_events_are_grouped_by_the_first_line_of_their_error(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        first = bench.clock.now()
+        await bench.add(event("A", "1"), event("B", "2"), event("R", "3"))
+        full, gone = Dead("the disk is full\nat 7"), Dead("no such user")
+        await settle_each(store, await read(store), A=full, B=gone, R=soon(bench, 3600))
+        bench.clock.advance(60)
+        await bench.add(event("C", "4"), event("F", "4"))
+        await settle(store, await read(store), Dead("the disk is full\nat 9"), BLOCKED)
+        disk, user = await store.group_dead(Query())
+        assert (disk.error, disk.events, disk.first_at, disk.last_at) == (
+            "the disk is full",
+            2,
+            first,
+            bench.clock.now(),
+        )
+        assert (user.error, user.events, user.first_at, user.last_at) == ("no such user", 1, first, first)
+        assert (disk.example, user.example) == (
+            (await record(store, "C")).event_id,
+            (await record(store, "B")).event_id,
+        )
+
+    async def test_only_the_dead_events_that_the_query_means_are_grouped(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("B", "2"), event("C", "3", topic="invoices"))
+        await settle_each(store, await read(store), A=DEAD, B=Dead("no such user"), C=DEAD)
+        b = await record(store, "B")
+        for query, groups in (
+            (Query(), [("refused for good", 2), ("no such user", 1)]),
+            (Query(limit=1), [("refused for good", 2)]),
+            (Query(type="A"), [("refused for good", 1)]),
+            (Query(topic="orders", type="B"), [("no such user", 1)]),
+            (Query(topic="invoices"), [("refused for good", 1)]),
+            (Query(aggregate=("order", "2")), [("no such user", 1)]),
+            (Query(ids=(b.event_id,)), [("no such user", 1)]),
+            (Query(since=b.created_at + timedelta(days=1)), []),
+            (Query(until=b.created_at - timedelta(days=1)), []),
+            (Query(status=("published",)), []),
+        ):
+            assert [(group.error, group.events) for group in await store.group_dead(query)] == groups
+
+    async def test_what_is_dead_no_more_is_in_no_group(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("B", "2"), event("C", "3"))
+        await settle(store, await read(store), DEAD)
+        await store.retry(Query(type="A"))
+        await store.drop(Query(type="B"))
+        [group] = await store.group_dead(Query())
+        assert (group.events, group.example) == (1, (await record(store, "C")).event_id)
+
+    async def test_an_event_whose_two_replays_failed_is_one_dead_event(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        for _ in range(2):
+            await store.replay(Query())
+        for _ in range(2):
+            await settle(store, await read(store), DEAD)
+        [group] = await store.group_dead(Query())
+        assert (group.events, len(await store.find(Query(status=("dead",))))) == (1, 1)
 
     async def test_events_are_found_by_their_time(self, bench: StoreBench) -> None:
         store = await bench.store()
