@@ -115,6 +115,8 @@ class Query:
     consumer: str | None = None
     since: datetime | None = None
     until: datetime | None = None
+    error: str | None = None
+    """Only events whose last error has this text in it, letter by letter."""
     after: int | None = None
     """Only entries whose position is above this one (for following the log)."""
     newest_first: bool = True
@@ -173,6 +175,16 @@ class Pause:
     since: datetime
     who: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """A line of the audit: what an operator did, when, and to how many events (or pauses)."""
+
+    at: datetime
+    who: str
+    what: str
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +301,10 @@ class Records(Protocol):
 
     async def resume(self, topic: str) -> bool:
         """Publish a topic again from where it stopped; False if it was not paused."""
+
+    async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
+        """Read the audit, the newest line first. Every retry, drop, replay, pause and resume has left one, in the same
+        transaction; a pause that changed nothing has not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """The command line: its habits, its exit codes, and a clear line for every kind of bad input."""
 
+import getpass
 import json
 import os
 import pty
@@ -183,6 +184,9 @@ def test_a_mistake_is_one_line_and_code_1(shop: "Shop", command: str, line: str)
         ("demo --keep /dev/null/x", "/dev/null/x cannot be used: Not a directory"),
         ("events list --consumer billing", "only the inbox has consumers: add --inbox"),
         ("dead list --group-by topic", "dead events are grouped by error, not by 'topic'"),
+        ("dead retry --error '' --all", "an empty text is in every error: leave it out"),
+        ("dead drop --since yesterday", "'yesterday' is neither a time such as"),
+        ("audit list --since yesterday", "'yesterday' is neither a time such as"),
         ("dead drop", "name events by their ids, narrow them down, or say --all"),
         ("dead retry", "name events by their ids, narrow them down, or say --all"),
         ("consume billing --topic a", "'billing' is not MODULE:INBOX, such as shop.billing:inbox"),
@@ -458,6 +462,9 @@ def test_flags_narrow_a_list_down(configured: "Shop", flags: str, found: list[in
         "dead show 00000000-0000-7000-8000-000000000000",
         "dead retry --all",
         "dead drop 00000000-0000-7000-8000-000000000000",
+        "dead retry --error refused",
+        "dead drop --error refused",
+        "audit list",
         "resume order-events",
     ],
 )
@@ -664,6 +671,45 @@ def test_a_dry_run_only_says_how_many(dead: tuple["Shop", list[str]]) -> None:
         assert done.stderr == f"2 dead events would be {done_to}\n"
         assert json.loads(done.stdout) == {done_to: 0, "matched": 2, "dry_run": True}
     assert len(shop.json("pillarbox dead list --json")) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "matched"),
+    [
+        ("--error refu", 2),
+        ("--error Refused", 0),
+        ("--error refused --aggregate order:2", 1),
+        ("--since '1 h'", 2),
+        ("--until '1 h'", 0),
+        ("--until 2999-01-01", 2),
+        ("--error refused --since 2999-01-01", 0),
+    ],
+)
+@pytest.mark.parametrize("verb", ["retry", "drop"])
+def test_what_is_retried_or_dropped_is_narrowed_down(
+    dead: tuple["Shop", list[str]], verb: str, flags: str, matched: int
+) -> None:
+    shop, _ = dead
+    done = shop.type(f"pillarbox dead {verb} {flags} --dry-run --json", code=0 if matched else 4)
+    assert matched == (json.loads(done.stdout)["matched"] if done.stdout else 0)
+    assert len(shop.json(f"pillarbox dead list {flags} --json", code=0 if matched else 4)) == matched
+
+
+def test_the_audit_says_who_did_what_when_and_to_how_many(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    who = getpass.getuser()
+    shop.type("pillarbox dead retry --error refused --dry-run")
+    shop.type(f"pillarbox dead drop {ids[0]} --yes")
+    shop.type("pillarbox dead retry --error 'refus' --yes")
+    retried, dropped = shop.json("pillarbox audit list --json")
+    assert set(retried) == {"at", "who", "what", "count"}
+    assert (retried["who"], retried["what"], retried["count"]) == (who, "retry status=dead error='refus'", 1)
+    assert (dropped["what"], dropped["count"]) == (f"drop ids={ids[0]} status=dead", 1)
+    assert shop.json("pillarbox audit list --limit 1 --json") == [retried]
+    head, first, _ = shop.type("pillarbox audit list").stdout.splitlines()
+    assert re.split(r"\s{2,}", head.strip()) == ["WHEN (UTC)", "WHO", "COUNT", "WHAT"]
+    assert re.fullmatch(rf"\S+ \S+ +{who} +1 +retry status=dead error='refus' *", first)
+    assert shop.json("pillarbox audit list --since 2999-01-01 --json", code=4) == []
 
 
 def test_yes_does_not_ask(dead: tuple["Shop", list[str]]) -> None:

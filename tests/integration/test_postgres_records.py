@@ -189,6 +189,9 @@ async def test_dead_letters_are_grouped_for_each_consumer(log: PostgresLog, cons
     )
     [group] = await log.finder.group_dead(log.connection, Query(side="inbox", consumer=consumer))
     assert (group.error, group.events, group.example) == ("KeyError", 2, "e2")
+    assert await log.mending.drop(log.connection, Query(side="inbox", consumer=consumer, error="line 2")) == 1
+    [group] = await log.finder.group_dead(log.connection, Query(side="inbox", consumer=consumer))
+    assert (group.events, group.example) == (1, "e1")
 
 
 async def test_an_event_is_found_by_the_time_in_its_id(log: PostgresLog) -> None:

@@ -77,6 +77,7 @@ async def test_what_was_received_and_is_dead_is_found_retried_and_dropped(shop: 
     )
     assert (await store.stats()).inbox_dead == 1
     [dead] = await store.find(Query(side="inbox", status=("dead",)))
+    assert [one.event_id for one in await store.find(Query(side="inbox", error="stock"))] == ["e1"]
     [group] = await store.group_dead(Query(side="inbox", consumer="billing"))
     assert (group.error, group.events, group.example) == ((dead.last_error or "").partition("\n")[0], 1, dead.event_id)
     assert await store.group_dead(Query(side="inbox", consumer="letters")) == []

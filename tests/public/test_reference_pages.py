@@ -18,6 +18,7 @@ from pillarbox.settings.template import MEANINGS
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PLANNED = [
     "adopt",
+    "audit list",
     "config show",
     "connector debezium",
     "consume",

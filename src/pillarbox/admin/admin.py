@@ -12,6 +12,7 @@ from pillarbox.errors import PillarboxError, StoreUnavailable
 from pillarbox.ports import (
     Clock,
     DeadGroup,
+    Deed,
     Pause,
     Query,
     Record,
@@ -215,6 +216,10 @@ class Admin:
     async def resume(self, topic: str) -> bool:
         """Publish a topic again; False if it was not paused."""
         return await self._store.resume(topic)
+
+    async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
+        """Read the audit: what operators did, the newest first."""
+        return await self._store.deeds(since, limit)
 
 
 def _is_settled(record: Record, by: datetime) -> bool:

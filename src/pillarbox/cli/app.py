@@ -10,6 +10,7 @@ import typer
 from pillarbox import __version__
 from pillarbox.cli import (
     adopt,
+    audit,
     config,
     connector,
     consume,
@@ -53,6 +54,7 @@ app.command("consume")(consume.consume)
 app.add_typer(events.app, name="events")
 app.add_typer(dead.app, name="dead")
 app.command("replay")(replay.replay)
+app.add_typer(audit.app, name="audit")
 app.command("prune")(prune.prune)
 app.command("adopt")(adopt.adopt)
 app.add_typer(connector.app, name="connector")

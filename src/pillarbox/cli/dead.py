@@ -31,6 +31,9 @@ def list_(
     topic: selection.OfTopic = None,
     type: selection.Type = None,
     aggregate: selection.Aggregate = None,
+    error: selection.Error = None,
+    since: selection.Since = None,
+    until: selection.Until = None,
     inbox: selection.Inbox = False,
     consumer: selection.Consumer = None,
     limit: selection.Limit = 100,
@@ -43,7 +46,16 @@ def list_(
     Exits with 4 if there are none.
     """
     query = selection.select(
-        status=["dead"], topic=topic, type=type, aggregate=aggregate, inbox=inbox, consumer=consumer, limit=limit
+        status=["dead"],
+        topic=topic,
+        type=type,
+        aggregate=aggregate,
+        error=error,
+        since=since,
+        until=until,
+        inbox=inbox,
+        consumer=consumer,
+        limit=limit,
     )
     if _groups(group_by):
         list_groups(settings, query, json=json)
@@ -84,6 +96,9 @@ def _mend(
         topic: selection.OfTopic = None,
         type: selection.Type = None,
         aggregate: selection.Aggregate = None,
+        error: selection.Error = None,
+        since: selection.Since = None,
+        until: selection.Until = None,
         inbox: selection.Inbox = False,
         consumer: selection.Consumer = None,
         yes: Yes = False,
@@ -91,17 +106,20 @@ def _mend(
         settings: Settings,
         json: Json = False,
     ) -> None:
-        selection.refuse_everything(ids, all, topic, type, aggregate, consumer)
+        selection.refuse_everything(ids, all, topic, type, aggregate, consumer, error, since, until)
         query = selection.select(
             ids=ids,
             status=["dead"],
             topic=topic,
             type=type,
             aggregate=aggregate,
+            error=error,
+            since=since,
+            until=until,
             inbox=inbox,
             consumer=consumer,
             oldest_first=True,
-            limit=COUNTED,
+            limit=selection.MOST,
         )
         asked = yes or (bool(ids) and not asks_for_ids)
         asyncio.run(_act(done, act, settings, query, yes=asked, dry_run=dry_run, json=json))

@@ -41,6 +41,10 @@ Since = Annotated[
 Until = Annotated[
     str | None, typer.Option("--until", metavar="TIME", show_default="now", help="2026-01-31T12:00Z, or '2 h' ago.")
 ]
+Error = Annotated[
+    str | None,
+    typer.Option("--error", metavar="TEXT", show_default="every one", help="Only events whose error has this in it."),
+]
 MOST = 1_000_000_000
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MOST, help="How many at most.")]
 
@@ -56,6 +60,7 @@ def select(
     consumer: str | None = None,
     since: str | None = None,
     until: str | None = None,
+    error: str | None = None,
     oldest_first: bool = False,
     limit: int = 100,
 ) -> Query:
@@ -70,6 +75,7 @@ def select(
         consumer=consumer,
         since=None if since is None else _instant("--since", since),
         until=None if until is None else _instant("--until", until),
+        error=None if error is None else _error(error),
         newest_first=not oldest_first,
         limit=limit,
     )
@@ -92,6 +98,12 @@ def _aggregate(text: str) -> tuple[str, str]:
     if not colon:
         raise typer.BadParameter(f"{text!r} is not TYPE:ID, such as order:7", param_hint="'--aggregate'")
     return kind, id
+
+
+def _error(text: str) -> str:
+    if not text:
+        raise typer.BadParameter("an empty text is in every error: leave it out", param_hint="'--error'")
+    return text
 
 
 def _instant(flag: str, text: str) -> datetime:

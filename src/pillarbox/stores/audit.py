@@ -5,14 +5,14 @@ from getpass import getuser
 
 from pillarbox.ports import Query
 
-_FIELDS = ("side", "ids", "status", "type", "topic", "aggregate", "consumer", "since", "until", "after")
+_FIELDS = ("side", "ids", "status", "type", "topic", "aggregate", "consumer", "since", "until", "error", "after")
 
 
 def describe(verb: str, query: Query) -> str:
     """Write what was asked: only the fields that were set."""
     unset = Query()
     fields = ((name, getattr(query, name)) for name in _FIELDS)
-    said = [f"{name}={_text(value)}" for name, value in fields if value != getattr(unset, name)]
+    said = [f"{name}={_text(name, value)}" for name, value in fields if value != getattr(unset, name)]
     return " ".join([verb, *said])[:1000]
 
 
@@ -24,5 +24,7 @@ def user() -> str:
         return f"uid {os.getuid()}"
 
 
-def _text(value: object) -> str:
+def _text(name: str, value: object) -> str:
+    if name == "error":  # which has blanks in it
+        return repr(value)
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

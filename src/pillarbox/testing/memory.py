@@ -20,7 +20,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.insert import EPOCH, OnDuplicate, Place, Rows, Statement, full_row, insertion
 from pillarbox.core.routing import LANES, Line, lane_of
 from pillarbox.errors import NoTransaction
-from pillarbox.ports import Away, Clock, Pause
+from pillarbox.ports import Away, Clock, Deed, Pause
 from pillarbox.testing.clock import ManualClock
 
 
@@ -121,7 +121,7 @@ class MemoryDatabase:
         self.ticks: list[Tick] = []
         self.archive: list[Row] = []
         self.pruned: set[int] = set()
-        self.audit: list[tuple[datetime, str, str, int]] = []
+        self.audit: list[Deed] = []
         self._keys: dict[str, str] = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._next_xid = 1

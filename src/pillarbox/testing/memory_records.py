@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from pillarbox.core.insert import EPOCH
 from pillarbox.core.routing import Line
 from pillarbox.errors import ConfigError, StoreError
-from pillarbox.ports import DeadGroup, Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
+from pillarbox.ports import DeadGroup, Deed, Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
 from pillarbox.testing.memory import Parked, Row
 from pillarbox.testing.memory_source import MemorySource
 
@@ -162,16 +162,20 @@ class MemoryStore(MemorySource):
         if there := self.database.pauses.get(topic):
             return there
         self.database.pauses[topic] = Pause(topic, self.database.clock.now(), who, why)
-        self._audit(f"pause {topic}", 1)
+        self._audit(f"pause topic={topic}", 1, who)
         return None
 
     async def resume(self, topic: str) -> bool:
         paused = self.database.pauses.pop(topic, None) is not None
-        self._audit(f"resume {topic}", int(paused))
+        self._audit(f"resume topic={topic}", int(paused))
         return paused
 
-    def _audit(self, what: str, count: int) -> int:
-        self.database.audit.append((self.database.clock.now(), _user(), what, count))
+    async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
+        newest_first = reversed(self.database.audit)
+        return [deed for deed in newest_first if since is None or deed.at >= since][:limit]
+
+    def _audit(self, what: str, count: int, who: str | None = None) -> int:
+        self.database.audit.append(Deed(self.database.clock.now(), who or _user(), what, count))
         return count
 
     def _parked_by(self, query: Query, states: Sequence[str]) -> list[Parked]:
@@ -261,6 +265,7 @@ def _matches(query: Query, record: Record) -> bool:
         and query.aggregate in (None, record.aggregate)
         and (query.since is None or record.created_at >= query.since)
         and (query.until is None or record.created_at < query.until)
+        and (query.error is None or query.error in (record.last_error or ""))
         and (query.after is None or record.position > query.after)
     )
 

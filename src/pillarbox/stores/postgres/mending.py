@@ -1,8 +1,9 @@
 """What an operator does: retry, drop, replay, pause, resume. Each is one statement and leaves a line in the audit."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from pillarbox.ports import Pause, Query, Status
+from pillarbox.ports import Deed, Pause, Query, Status
 from pillarbox.stores.audit import describe, user
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.records import Finder
@@ -99,3 +100,12 @@ class Mending:
             [topic, user(), f"resume topic={topic}"],
         )
         return bool(count)
+
+    async def deeds(self, connection: Connection, since: datetime | None, limit: int) -> list[Deed]:
+        """Read the audit, the newest line first."""
+        rows = await connection.run(
+            f"SELECT at, who, what, count FROM {self._p}audit WHERE at >= coalesce(%s::timestamptz, '-infinity')"
+            " ORDER BY n DESC LIMIT %s",
+            [since, limit],
+        )
+        return [Deed(*row) for row in rows]

@@ -172,6 +172,7 @@ def _narrow(query: Query, time: str, ids: str | None = None, place: str = "id") 
         ("aggregate_id = %s", query.aggregate and query.aggregate[1]),
         (f"{time} >= %s", query.since),
         (f"{time} < %s", query.until),
+        ("strpos(last_error, %s) > 0", query.error),
         (f"{place} > %s", query.after),
     ):
         if condition is not None and value is not None:

@@ -6,7 +6,7 @@ third one listens for the doorbell, where no pooler stands between.
 
 import asyncio
 from collections.abc import Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.insert import check_identifier
@@ -17,6 +17,7 @@ from pillarbox.ports import (
     Away,
     Clock,
     DeadGroup,
+    Deed,
     Holding,
     Pause,
     Query,
@@ -202,6 +203,9 @@ class PostgresStore:
 
     async def resume(self, topic: str) -> bool:
         return await self._mending.resume(self._chores, topic)
+
+    async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
+        return await self._mending.deeds(self._chores, since, limit)
 
     async def prune(self, retention: Retention) -> int:
         return await self._pruner.prune(self._chores, retention)

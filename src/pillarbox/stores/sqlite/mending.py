@@ -2,17 +2,20 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
+from typing import TypeVar
 
 from pillarbox.core.insert import microseconds
-from pillarbox.ports import Clock, Pause, Query, Status
+from pillarbox.ports import Clock, Deed, Pause, Query, Status
 from pillarbox.stores.audit import describe, user
 from pillarbox.stores.sqlite.connection import writing
-from pillarbox.stores.sqlite.records import Finder
+from pillarbox.stores.sqlite.records import Finder, Found
 from pillarbox.stores.sqlite.rows import STORED, instant
 
 PAGE = 1_000
+T = TypeVar("T")
 
 
 class Mending:
@@ -77,29 +80,40 @@ class Mending:
             count = db.execute(f"DELETE FROM {self._p}pauses WHERE topic = ?", (topic,)).rowcount
             return bool(self._audit(db, f"resume topic={topic}", count))
 
+    def deeds(self, db: sqlite3.Connection, since: datetime | None, limit: int) -> list[Deed]:
+        """Read the audit, the newest line first."""
+        rows = db.execute(
+            f"SELECT at, who, what, count FROM {self._p}audit WHERE at >= ? ORDER BY n DESC LIMIT ?",
+            (0 if since is None else microseconds(since), limit),
+        )
+        return [Deed(instant(at), who, what, count) for at, who, what, count in rows]
+
     def _choose(self, db: sqlite3.Connection, query: Query, states: Sequence[Status]) -> str:
         """Give the rows of the parking lot that a query means, of those in one of these states, as a JSON list."""
         status = [state for state in states if not query.status or state in query.status]
         if not status:
             return "[]"
-        find = self._finder.received if query.side == "inbox" else self._finder.added
-        return json.dumps([found.parked_id for found in find(db, replace(query, status=status))])
+        return json.dumps(self._each(db, replace(query, status=status), lambda found: found.parked_id))
 
     def _choose_published(self, db: sqlite3.Connection, query: Query) -> str:
         """Give the positions of the published events that a query means, as a JSON list."""
         if query.side == "inbox" or (query.status and "published" not in query.status):
             return "[]"
-        query = replace(query, status=("published",))
+        return json.dumps(self._each(db, replace(query, status=("published",)), lambda found: found.record.position))
+
+    def _each(self, db: sqlite3.Connection, query: Query, part: Callable[[Found], T]) -> list[T]:
+        """Give a part of everything that a query finds."""
+        find = self._finder.received if query.side == "inbox" else self._finder.added
         if query.newest_first:
-            return json.dumps([found.record.position for found in self._finder.added(db, query)])
-        positions: list[int] = []  # by pages, so that the payloads of all of them are not in memory at once
-        while rest := min(query.limit - len(positions), PAGE):
-            found = self._finder.added(db, replace(query, limit=rest))
-            positions += [one.record.position for one in found]
+            return [part(found) for found in find(db, query)]
+        parts: list[T] = []  # by pages, so that the payloads of all of them are not in memory at once
+        while rest := min(query.limit - len(parts), PAGE):
+            found = find(db, replace(query, limit=rest))
+            parts += map(part, found)
             if len(found) < rest:
                 break
-            query = replace(query, after=positions[-1])
-        return json.dumps(positions)
+            query = replace(query, after=found[-1].record.position)
+        return parts
 
     def _audit(self, db: sqlite3.Connection, what: str, count: int, who: str | None = None) -> int:
         db.execute(

@@ -46,9 +46,11 @@ class Finder:
         pending, parameters = _pending(positions)
         status = f"CASE WHEN {pending} THEN 'pending' ELSE {settled} END"
         history = f"{published_at(self._p, 'it')}, 0, NULL"
-        found = self._search(db, query, "outbox", status, parameters, history, positions.lowest)
+        error = self._column("last_error")
+        found = self._search(db, query, "outbox", status, parameters, history, error, positions.lowest)
         archived = f"coalesce({self._column('state')}, status)"
-        found += self._search(db, query, "archive", archived, (), "published_at, attempts, last_error", None)
+        history, error = "published_at, attempts, last_error", f"coalesce({error}, last_error)"
+        found += self._search(db, query, "archive", archived, (), history, error, None)
         found.sort(key=lambda one: one.record.position, reverse=query.newest_first)
         return found[: query.limit]
 
@@ -60,6 +62,7 @@ class Finder:
         status: str,
         parameters: Sequence[Any],
         history: str,
+        error: str,
         lowest: int | None,
     ) -> list[Found]:
         where, narrowing = _narrow(query, "created_at")
@@ -77,9 +80,11 @@ class Finder:
             f" FROM {self._p}{table} o WHERE {' AND '.join(where)})"
             f" SELECT id, {AS_ENTRY}, parked_id, {status} AS how, {history} FROM it"
             f" WHERE ({'how IN (SELECT value FROM json_each(?))' if query.status else 'TRUE'})"
+            f" AND ({'TRUE' if query.error is None else f'instr({error}, ?) > 0'})"
             f" ORDER BY id {'DESC' if query.newest_first else ''} LIMIT ?"
         )
-        asked = (json.dumps(list(query.status)),) if query.status else ()
+        asked = [json.dumps(list(query.status))] if query.status else []
+        asked += [] if query.error is None else [query.error]
         rows = db.execute(sql, (*narrowing, *parameters, *asked, query.limit)).fetchall()
         parked = self._parked(db, [row[14] for row in rows if row[14] is not None])
         return [
@@ -124,10 +129,7 @@ class Finder:
         table, time, place = (
             ("inbox_parked", "parked_at", "id") if query.side == "inbox" else ("parked", "created_at", "position")
         )
-        where, parameters = _narrow(query, time, place)
-        if query.consumer is not None:
-            where.append("consumer = ?")
-            parameters.append(query.consumer)
+        where, parameters = _narrow_parked(query, time, place)
         if query.side == "outbox":  # one event may have several rows: the newest says how it is
             where.append(
                 f"k.id = (SELECT max(n.id) FROM {self._p}parked n WHERE n.position = k.position AND {_COUNTS})"
@@ -146,10 +148,7 @@ class Finder:
 
     def received(self, db: sqlite3.Connection, query: Query) -> list[Found]:
         """Find events that were received and stand in the inbox's parking lot, or stood there."""
-        where, parameters = _narrow(query, "parked_at")
-        if query.consumer is not None:
-            where.append("consumer = ?")
-            parameters.append(query.consumer)
+        where, parameters = _narrow_parked(query, "parked_at")
         if query.status:
             where.append(f"({_RECEIVED}) IN (SELECT value FROM json_each(?))")
             parameters.append(json.dumps(list(query.status)))
@@ -174,6 +173,18 @@ def _pending(positions: Positions) -> tuple[str, list[Any]]:
         cases += " WHEN ? THEN ?"
         parameters += [topic, position]
     return (f"id > CASE topic{cases} ELSE ? END" if cases else "id > ?"), [*parameters, positions.main]
+
+
+def _narrow_parked(query: Query, time: str, place: str = "id") -> tuple[list[str], list[Any]]:
+    """Turn what a query says into conditions on a parking lot."""
+    where, parameters = _narrow(query, time, place)
+    if query.consumer is not None:
+        where.append("consumer = ?")
+        parameters.append(query.consumer)
+    if query.error is not None:
+        where.append("instr(last_error, ?) > 0")
+        parameters.append(query.error)
+    return where, parameters
 
 
 def _narrow(query: Query, time: str, place: str = "id") -> tuple[list[str], list[Any]]:

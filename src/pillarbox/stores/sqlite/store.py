@@ -4,7 +4,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Concatenate, ParamSpec, TypeVar
 
 from pillarbox.core.entry import Entry
@@ -12,7 +12,7 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import ConfigError, LaneLost, SchemaMismatch, StoreError
-from pillarbox.ports import Away, Clock, DeadGroup, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
+from pillarbox.ports import Away, Clock, DeadGroup, Deed, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
 from pillarbox.stores.sqlite.connection import Connection
 from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
 from pillarbox.stores.sqlite.log import Log
@@ -178,6 +178,9 @@ class SqliteStore:
 
     async def resume(self, topic: str) -> bool:
         return await self._connection.run(self._mending.resume, topic)
+
+    async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
+        return await self._connection.run(self._mending.deeds, since, limit)
 
     async def prune(self, retention: Retention) -> int:
         return await self._connection.run(self._pruner.prune, retention)

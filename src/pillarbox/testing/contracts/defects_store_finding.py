@@ -1,5 +1,6 @@
 """Stores that find what was not asked for, or not in the order asked for."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -55,6 +56,22 @@ class IgnoresTheStatus(_Misreads):
 class LooksOnlyForTheFirstStatus(_Misreads):
     def misread(self, query: Query) -> Query:
         return replace(query, status=query.status[:1])
+
+
+@breaks("test_events_are_found_by_a_text_in_their_error")
+class IgnoresTheError(_Misreads):
+    def misread(self, query: Query) -> Query:
+        return replace(query, error=None)
+
+
+@breaks("test_events_are_found_by_a_text_in_their_error")
+class TakesTheErrorForAPattern(MemoryStore):
+    """As LIKE would: a percent sign and an underline stand for anything, and case is ignored."""
+
+    async def find(self, query: Query) -> Sequence[Record]:
+        found = await super().find(replace(query, error=None))
+        pattern = (query.error or "").replace("%", ".*").replace("_", ".")
+        return [record for record in found if re.search(pattern, record.last_error or "", re.IGNORECASE)]
 
 
 @breaks("test_events_are_found_by_their_time")

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import RetryAt
-from pillarbox.ports import Query
+from pillarbox.ports import Deed, Query, Record
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
 from pillarbox.testing.memory import Parked
 from pillarbox.testing.memory_records import MemoryStore
@@ -93,6 +93,18 @@ class PutsASkippedOneBackIntoItsLine(MemoryStore):
 class RetriesEverything(MemoryStore):
     async def retry(self, query: Query) -> int:
         return await super().retry(Query())
+
+
+@breaks("test_only_what_died_of_that_error_is_retried_or_dropped")
+class RetriesWhateverItDiedOf(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        return await super().retry(replace(query, error=None))
+
+
+@breaks("test_only_what_died_of_that_error_is_retried_or_dropped")
+class DropsWhateverItDiedOf(MemoryStore):
+    async def drop(self, query: Query) -> int:
+        return await super().drop(replace(query, error=None))
 
 
 # Drop.
@@ -234,3 +246,37 @@ class ReplaysWhatWasNeverPublished(MemoryStore):
         ]
         self.database.parked += rows
         return len(rows)
+
+
+# The audit.
+
+
+@breaks("test_every_deed_is_in_the_audit")
+class WritesDownOnlyWhatMetSomething(MemoryStore):
+    def _audit(self, what: str, count: int, who: str | None = None) -> int:
+        return super()._audit(what, count, who) if count else count
+
+
+@breaks("test_every_deed_is_in_the_audit")
+class ForgetsWhoPaused(MemoryStore):
+    def _audit(self, what: str, count: int, who: str | None = None) -> int:
+        return super()._audit(what, count)
+
+
+@breaks("test_every_deed_is_in_the_audit")
+class ReadsTheAuditFromItsBeginning(MemoryStore):
+    async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
+        return list(reversed(await super().deeds(since, limit)))
+
+
+@breaks("test_every_deed_is_in_the_audit")
+class ReadsTheWholeAuditAlways(MemoryStore):
+    async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
+        return await super().deeds()
+
+
+@breaks("test_looking_and_relaying_are_not_in_the_audit")
+class WritesDownWhoLooked(MemoryStore):
+    async def find(self, query: Query) -> Sequence[Record]:
+        self._audit("find", 0)
+        return await super().find(query)

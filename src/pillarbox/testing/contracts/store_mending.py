@@ -1,5 +1,6 @@
 """The rules of what an operator does: retry, drop and replay."""
 
+from pillarbox.core.retry import PUBLISHED, Dead
 from pillarbox.core.window import BLOCKED
 from pillarbox.ports import Query
 from pillarbox.testing.contracts.store_bench import (
@@ -71,6 +72,15 @@ class MendingRules:
         assert await store.retry(Query(type="B")) == 1
         assert names(await read(store)) == ["B"]
         assert (await record(store, "A")).status == "dead"
+
+    async def test_only_what_died_of_that_error_is_retried_or_dropped(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("B", "2"), event("C", "3"))
+        await settle(store, await read(store), Dead("the disk is full"), DEAD, Dead("no such user"))
+        assert await store.retry(Query(status=("dead",), error="disk")) == 1
+        assert names(await read(store)) == ["A"]
+        assert await store.drop(Query(status=("dead",), error="user")) == 1
+        assert [(await record(store, name)).status for name in "ABC"] == ["retrying", "dead", "dropped"]
 
     async def test_a_dropped_event_lets_its_followers_go(self, bench: StoreBench) -> None:
         store = await holder(bench)
@@ -169,3 +179,38 @@ class MendingRules:
         await settle(store, await read(store), DEAD)
         await bench.add(event("B"))
         assert await store.replay(Query()) == 0
+
+    async def test_every_deed_is_in_the_audit(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("P", "1"), event("D", "2"), event("E", "3"))
+        await settle(store, await read(store), PUBLISHED, DEAD)
+        await store.pause("invoices", "ada", "the shop moves")
+        began = bench.clock.now()
+        bench.clock.advance(60)
+        await store.replay(Query(type="P"))
+        await store.retry(Query(status=("dead",)))
+        await store.drop(Query(type="X"))
+        await store.resume("invoices")
+        deeds = await store.deeds()
+        assert [(deed.what.split()[0], deed.count) for deed in deeds] == [
+            ("resume", 1),
+            ("drop", 0),
+            ("retry", 2),
+            ("replay", 1),
+            ("pause", 1),
+        ]
+        assert [deed.at for deed in deeds] == [*[bench.clock.now()] * 4, began]
+        assert (deeds[-1].who, all(deed.who for deed in deeds)) == ("ada", True)
+        assert await store.deeds(limit=2) == deeds[:2]
+        assert await store.deeds(since=bench.clock.now()) == deeds[:4]
+
+    async def test_looking_and_relaying_are_not_in_the_audit(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await store.pause("invoices", "ada", "the shop moves")
+        before = await store.deeds()
+        await bench.add(event("A"), event("B", "2"))
+        await settle(store, await read(store), DEAD, PUBLISHED)
+        await store.pause("invoices", "bob", "for fun")
+        await store.find(Query())
+        await store.group_dead(Query())
+        assert await store.deeds() == before

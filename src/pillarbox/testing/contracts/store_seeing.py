@@ -255,6 +255,16 @@ class SeeingRules:
         [group] = await store.group_dead(Query())
         assert (group.events, len(await store.find(Query(status=("dead",))))) == (1, 1)
 
+    async def test_events_are_found_by_a_text_in_their_error(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("B", "2"), event("C", "3"), event("P", "4"))
+        dead = {"A": Dead("100% full_disk"), "B": Dead("1000 fulldisk"), "C": Dead("Full_Disk")}
+        await settle_each(store, await read(store), P=PUBLISHED, **dead)
+        assert await found(store, Query(error="0% full_")) == ["A"]
+        assert await found(store, Query(error="full", newest_first=False)) == ["A", "B"]
+        assert await found(store, Query(error="no such text")) == []
+        assert [group.error for group in await store.group_dead(Query(error="1000"))] == ["1000 fulldisk"]
+
     async def test_events_are_found_by_their_time(self, bench: StoreBench) -> None:
         store = await bench.store()
         await bench.add(event("A"))
