@@ -152,6 +152,8 @@ class Record:
     """Where a handler failed the last time."""
     hidden: bool = False
     """Whoever asked may not see headers and data: they are empty here, whatever the event has."""
+    original: str | bytes | None = None
+    """What it carried when it was added, if it was edited since; kept as long as the log has the event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +285,10 @@ class Records(Protocol):
     async def retry(self, query: Query) -> int:
         """Give dead (or waiting) events their tries back, due now; their followers follow in order. How many."""
 
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        """Let a dead event of the outbox carry something else, and retry it, at once or not at all; its id stays. The
+        log keeps what was added; a replay and the archive have what was published. How many: 0 if it is not dead."""
+
     async def drop(self, query: Query) -> int:
         """Forget dead events for good; their followers go on. They stay visible as dropped. How many."""
 
@@ -303,8 +309,8 @@ class Records(Protocol):
         """Publish a topic again from where it stopped; False if it was not paused."""
 
     async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
-        """Read the audit, the newest line first. Every retry, drop, replay, pause and resume has left one, in the same
-        transaction; a pause that changed nothing has not."""
+        """Read the audit, the newest line first. Every retry, edit, drop, replay, pause and resume has left one, in the
+        same transaction; a pause that changed nothing has not."""
 
 
 @dataclass(frozen=True, slots=True)

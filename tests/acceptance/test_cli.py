@@ -46,6 +46,7 @@ RECORD_KEYS = {
     "payload",
     "body_base64",
     "traceback",
+    "original",
 }
 
 
@@ -710,6 +711,78 @@ def test_the_audit_says_who_did_what_when_and_to_how_many(dead: tuple["Shop", li
     assert re.split(r"\s{2,}", head.strip()) == ["WHEN (UTC)", "WHO", "COUNT", "WHAT"]
     assert re.fullmatch(rf"\S+ \S+ +{who} +1 +retry status=dead error='refus' *", first)
     assert shop.json("pillarbox audit list --since 2999-01-01 --json", code=4) == []
+
+
+def test_a_dead_event_is_retried_with_what_a_file_holds(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    (shop.directory / "mended.json").write_text('{"order_id": 1, "mended": true}\n')
+    edit = f"pillarbox dead retry {ids[0]} --payload mended.json"
+    assert shop.type(f"{edit} --dry-run").stderr == "1 dead event would be retried with another payload\n"
+    assert shop.json(f"pillarbox events show {ids[0]} --json")["status"] == "dead"
+    done = shop.type(f"{edit} --json")
+    assert done.stderr == "1 dead event will be retried with another payload\n"
+    assert json.loads(done.stdout) == {"retried": 1, "matched": 1, "dry_run": False}
+    seen = shop.json(f"pillarbox events show {ids[0]} --json")
+    assert (seen["status"], seen["payload"], seen["original"]) == (
+        "retrying",
+        {"order_id": 1, "mended": True},
+        {"order_id": 1},
+    )
+    assert re.search(
+        r'payload before it was edited +\{"order_id": 1\}', shop.type(f"pillarbox events show {ids[0]}").stdout
+    )
+    assert shop.json("pillarbox audit list --json")[0]["what"] == f"edit ids={ids[0]} status=dead"
+    sent = shop.type("pillarbox relay once --broker stdout:").stdout
+    assert [json.loads(line)["headers"]["id"] for line in sent.splitlines()] == [ids[0]]
+    assert '"mended": true' in sent or '\\"mended\\": true' in sent
+
+
+def parked_and_audited(shop: "Shop") -> list[list[tuple[object, ...]]]:
+    connection = sqlite3.connect(shop.directory / "shop.db")
+    rows = [connection.execute(f"SELECT * FROM pillarbox_{table}").fetchall() for table in ("parked", "audit")]
+    connection.close()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("flags", "content", "words"),
+    [
+        ("{0} --payload mended.json", b"{", "it is not JSON"),
+        ("{0} --payload mended.json", b"", "it is not JSON"),
+        ("{0} --payload mended.json", b"[NaN]", "NaN is not JSON"),
+        ("{0} --payload mended.json", b"\xff", "payload of 'OrderPlaced'"),
+        ("{0} --payload mended.json", b'"' + b"a" * 262_143 + b'"', "262,145 bytes, at most 262,144"),
+        ("{0} --payload other.json", b"{}", "other.json cannot be read: No such file or directory"),
+        ("{0} --payload .", b"{}", "cannot be read: Is a directory"),
+        ("{0} {1} --payload mended.json", b"{}", "one event is edited at a time: name its id"),
+        ("--all --payload mended.json", b"{}", "one event is edited at a time: name its id"),
+        ("{0} --inbox --payload mended.json", b"{}", "what was received cannot be edited"),
+        ("{0} --edit --payload mended.json", b"{}", "give a file or use the editor, not both"),
+        ("{0} --edit", b"{}", "neither VISUAL nor EDITOR is set"),
+    ],
+)
+def test_what_cannot_be_put_into_an_event_is_refused_and_touches_nothing(
+    dead: tuple["Shop", list[str]], flags: str, content: bytes, words: str
+) -> None:
+    shop, ids = dead
+    (shop.directory / "mended.json").write_bytes(content)
+    before = parked_and_audited(shop)
+    done = shop.type(f"pillarbox dead retry {flags.format(*ids)} --yes", code=2, VISUAL="", EDITOR="")
+    assert done.stdout == ""
+    assert words in " ".join(done.stderr.replace("│", " ").split())
+    assert parked_and_audited(shop) == before
+
+
+def test_a_dead_event_is_edited_in_the_persons_editor(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    edit = f"pillarbox dead retry {ids[0]} --edit"
+    unchanged = shop.type(edit, code=1, VISUAL="", EDITOR="true")
+    assert unchanged.stderr.startswith("nothing was changed, so nothing is retried\n")
+    failed = shop.type(edit, code=2, VISUAL="", EDITOR="false")
+    assert "the editor 'false' failed" in failed.stderr
+    shop.type(edit, VISUAL="", EDITOR="sed -i s/1/5/")
+    seen = shop.json(f"pillarbox events show {ids[0]} --json")
+    assert (seen["payload"], seen["original"]) == ({"order_id": 5}, {"order_id": 1})
 
 
 def test_yes_does_not_ask(dead: tuple["Shop", list[str]]) -> None:

@@ -8,7 +8,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from pillarbox.admin.diagnosis import Finding, diagnose, living
-from pillarbox.errors import PillarboxError, StoreUnavailable
+from pillarbox.core.event import Event
+from pillarbox.core.insert import Place
+from pillarbox.core.payload import is_json
+from pillarbox.errors import InvalidEvent, PillarboxError, StoreUnavailable
 from pillarbox.ports import (
     Clock,
     DeadGroup,
@@ -156,6 +159,10 @@ class Admin:
         """Give dead events their tries back, due now."""
         return await self._store.retry(query)
 
+    async def edit(self, record: Record, data: bytes) -> int:
+        """Let a dead event carry something else, and retry it. Raises InvalidEvent, having changed nothing."""
+        return await self._store.edit(record.event_id, edited(record, data))
+
     async def drop(self, query: Query) -> int:
         """Forget dead events for good; their followers go on."""
         return await self._store.drop(query)
@@ -220,6 +227,24 @@ class Admin:
     async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
         """Read the audit: what operators did, the newest first."""
         return await self._store.deeds(since, limit)
+
+
+def edited(record: Record, data: bytes) -> str | bytes:
+    """Check what an event is to carry instead, as `Event` and `add` do; give it as it is stored.
+
+    What the application's own limit is, nobody knows here: the default holds, or what the event had before.
+    """
+    if is_json(record.content_type):
+        data = data.strip()
+    event = Event(record.type, data, content_type=record.content_type)
+    most = max(Place().max_payload, _size(record.data))
+    if (size := _size(event.data)) > most:
+        raise InvalidEvent(f"payload of {record.type!r}: {size:,} bytes, at most {most:,}")
+    return event.data
+
+
+def _size(data: str | bytes) -> int:
+    return len(data if isinstance(data, bytes) else data.encode())
 
 
 def _is_settled(record: Record, by: datetime) -> bool:

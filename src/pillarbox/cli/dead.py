@@ -2,16 +2,19 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from pillarbox.admin.admin import COUNTED, Admin
+from pillarbox.admin.admin import COUNTED, Admin, edited
 from pillarbox.admin.wording import counted
 from pillarbox.cli import selection
-from pillarbox.cli.found import list_found, list_groups, show_found
+from pillarbox.cli.editing import Edit, Payload, check_one, edit_payload, read_payload
+from pillarbox.cli.found import find, list_found, list_groups, show_found
 from pillarbox.cli.options import DryRun, Json, Yes, admin_of, with_settings
 from pillarbox.cli.output import confirmed, nothing_matched, print_json, print_line, whole_ids
+from pillarbox.errors import InvalidEvent
 from pillarbox.ports import Query
 from pillarbox.settings import Settings
 
@@ -82,67 +85,113 @@ def show(
     show_found(settings, query, json=json, none=f"dead event has the id {event_id}")
 
 
-def _mend(
-    verb: str, done: str, act: Callable[[Admin, Query], Awaitable[int]], *, asks_for_ids: bool, help: str
+@app.command()
+@with_settings("database")
+def retry(
+    *,
+    ids: Ids = None,
+    all: All = False,
+    topic: selection.OfTopic = None,
+    type: selection.Type = None,
+    aggregate: selection.Aggregate = None,
+    error: selection.Error = None,
+    since: selection.Since = None,
+    until: selection.Until = None,
+    inbox: selection.Inbox = False,
+    consumer: selection.Consumer = None,
+    payload: Payload = None,
+    edit: Edit = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    settings: Settings,
+    json: Json = False,
 ) -> None:
-    """Offer a command that does something to the dead events that are named, or that the flags allow."""
+    """Give dead events their tries back.
 
-    @app.command(verb, help=help)
-    @with_settings("database")
-    def mend(
-        *,
-        ids: Ids = None,
-        all: All = False,
-        topic: selection.OfTopic = None,
-        type: selection.Type = None,
-        aggregate: selection.Aggregate = None,
-        error: selection.Error = None,
-        since: selection.Since = None,
-        until: selection.Until = None,
-        inbox: selection.Inbox = False,
-        consumer: selection.Consumer = None,
-        yes: Yes = False,
-        dry_run: DryRun = False,
-        settings: Settings,
-        json: Json = False,
-    ) -> None:
-        selection.refuse_everything(ids, all, topic, type, aggregate, consumer, error, since, until)
-        query = selection.select(
-            ids=ids,
-            status=["dead"],
-            topic=topic,
-            type=type,
-            aggregate=aggregate,
-            error=error,
-            since=since,
-            until=until,
-            inbox=inbox,
-            consumer=consumer,
-            oldest_first=True,
-            limit=selection.MOST,
-        )
-        asked = yes or (bool(ids) and not asks_for_ids)
-        asyncio.run(_act(done, act, settings, query, yes=asked, dry_run=dry_run, json=json))
+    Their followers follow in order. Says how many first, and asks unless ids are named. With --payload or --edit the
+    one event goes with another payload; what was added is kept. Exits with 4 if nothing matches.
+    """
+    selection.refuse_everything(ids, all, topic, type, aggregate, consumer, error, since, until)
+    query = selection.select(
+        ids=ids,
+        status=["dead"],
+        topic=topic,
+        type=type,
+        aggregate=aggregate,
+        error=error,
+        since=since,
+        until=until,
+        inbox=inbox,
+        consumer=consumer,
+        oldest_first=True,
+        limit=selection.MOST,
+    )
+    if edit or payload is not None:
+        check_one(ids, payload, edit=edit, inbox=inbox)
+        act, done = _editing(settings, query, payload), "retried with another payload"
+    else:
+        act, done = Admin.retry, "retried"
+    asyncio.run(_act("retried", done, act, settings, query, yes=yes or bool(ids), dry_run=dry_run, json=json))
 
 
-_mend(
-    "retry",
-    "retried",
-    Admin.retry,
-    asks_for_ids=False,
-    help="Give dead events their tries back.\n\n"
-    "Their followers follow in order. Says how many first, and asks unless ids are named.",
-)
-_mend(
-    "drop",
-    "dropped",
-    Admin.drop,
-    asks_for_ids=True,
-    help="Forget dead events for good.\n\nTheir followers go on. Says how many first, and asks.",
-)
+def _editing(settings: Settings, query: Query, payload: Path | None) -> Callable[[Admin, Query], Awaitable[int]]:
+    """Get what the one event is to carry, and check it; give what puts it there."""
+    given = None if payload is None else read_payload(payload)
+    records = find(settings, query)
+    if not records:
+        raise nothing_matched(f"dead events match{whole_ids(query.ids)}")
+    record = records[0]
+    data = edit_payload(record) if given is None else given
+    try:
+        edited(record, data)
+    except InvalidEvent as error:
+        raise typer.BadParameter(str(error), param_hint="'--edit'" if given is None else "'--payload'") from error
+    return lambda admin, _: admin.edit(record, data)
+
+
+@app.command()
+@with_settings("database")
+def drop(
+    *,
+    ids: Ids = None,
+    all: All = False,
+    topic: selection.OfTopic = None,
+    type: selection.Type = None,
+    aggregate: selection.Aggregate = None,
+    error: selection.Error = None,
+    since: selection.Since = None,
+    until: selection.Until = None,
+    inbox: selection.Inbox = False,
+    consumer: selection.Consumer = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    settings: Settings,
+    json: Json = False,
+) -> None:
+    """Forget dead events for good.
+
+    Their followers go on. Says how many first, and asks. Exits with 4 if nothing matches.
+    """
+    selection.refuse_everything(ids, all, topic, type, aggregate, consumer, error, since, until)
+    query = selection.select(
+        ids=ids,
+        status=["dead"],
+        topic=topic,
+        type=type,
+        aggregate=aggregate,
+        error=error,
+        since=since,
+        until=until,
+        inbox=inbox,
+        consumer=consumer,
+        oldest_first=True,
+        limit=selection.MOST,
+    )
+    asyncio.run(_act("dropped", "dropped", Admin.drop, settings, query, yes=yes, dry_run=dry_run, json=json))
 
 
 async def _act(
+    key: str,
     done: str,
     act: Callable[[Admin, Query], Awaitable[int]],
     settings: Settings,
@@ -161,6 +210,6 @@ async def _act(
         would = "would be" if dry_run else "will be"
         changed = await act(admin, query) if confirmed(f"{shown} {would} {done}", yes=yes, dry_run=dry_run) else 0
     if json:
-        print_json({done: changed, "matched": count, "dry_run": dry_run})
+        print_json({key: changed, "matched": count, "dry_run": dry_run})
     elif not dry_run:
-        print_line(f"{done} {counted(changed, 'event')}")
+        print_line(f"{key} {counted(changed, 'event')}")

@@ -20,7 +20,7 @@ from pillarbox.settings import Settings
 
 def list_found(settings: Settings, query: Query, *, json: bool, none: str) -> None:
     """List the events that a query finds; without any, say that there are no `none`."""
-    records = _find(settings, query)
+    records = find(settings, query)
     if json:
         print_json([record_json(record) for record in records])
     elif records:
@@ -50,7 +50,7 @@ def list_groups(settings: Settings, query: Query, *, json: bool) -> None:
 
 def show_found(settings: Settings, query: Query, *, json: bool, none: str) -> None:
     """Show everything of the events that a query finds; without any, say that there is no `none`."""
-    records = _find(settings, query)
+    records = find(settings, query)
     if not records:
         raise nothing_matched(none + whole_ids(query.ids))
     for record in records:
@@ -60,7 +60,9 @@ def show_found(settings: Settings, query: Query, *, json: bool, none: str) -> No
             print_record(record)
 
 
-def _find(settings: Settings, query: Query) -> Sequence[Record]:
+def find(settings: Settings, query: Query) -> Sequence[Record]:
+    """Find events, on a connection of its own."""
+
     async def look() -> Sequence[Record]:
         async with admin_of(settings) as admin:
             return await admin.find(query)

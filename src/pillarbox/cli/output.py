@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from enum import IntEnum
 from io import TextIOWrapper
@@ -156,12 +157,15 @@ def print_record(record: Record) -> None:
     """Print everything of one record, one line a field, then what it carries."""
     document = record_json(record) | {"aggregate": _aggregate(record)}
     payload, body, headers = document.pop("payload"), document.pop("body_base64"), document.pop("headers")
+    original = document.pop("original")
     rows = [(name.replace("_", " "), value) for name, value in document.items() if value is not None]
     if record.hidden:
         rows += [("headers", _HIDDEN), ("payload", _HIDDEN)]
     else:
         rows += [(f"header {name}", value) for name, value in headers.items()]
         rows.append(("payload", json.dumps(payload, ensure_ascii=False)) if body is None else ("body (base64)", body))
+        if original is not None:
+            rows.append(("payload before it was edited", json.dumps(original, ensure_ascii=False)))
     print_table(("", ""), rows)
 
 
@@ -177,12 +181,21 @@ def record_json(record: Record) -> dict[str, Any]:
     """Write a record with stable keys: what it carries is its payload, or in base64 if it is neither JSON nor text.
     What is hidden from this user is null."""
     document = {name: getattr(record, name) for name in Record.__slots__ if name not in ("data", "hidden")}
+    document |= {"original": _original(record)}
     if record.hidden:
         return document | {"headers": None, "payload": None, "body_base64": None}
     data = _text(record)
     if isinstance(data, bytes):
         return document | {"payload": None, "body_base64": base64.b64encode(data).decode()}
     return document | {"payload": _parsed(data) if is_json(record.content_type) else data, "body_base64": None}
+
+
+def _original(record: Record) -> object:
+    """Write what an edited event carried before: as its payload is written, or in base64."""
+    if record.original is None:
+        return None
+    before = record_json(replace(record, data=record.original, original=None))
+    return before["payload"] if before["body_base64"] is None else before["body_base64"]
 
 
 def _text(record: Record) -> str | bytes:

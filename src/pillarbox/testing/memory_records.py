@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from pillarbox.core.entry import Entry
 from pillarbox.core.insert import EPOCH
 from pillarbox.core.routing import Line
 from pillarbox.errors import ConfigError, StoreError
@@ -115,6 +116,13 @@ class MemoryStore(MemorySource):
             row.state, row.due_at, row.attempts = "retrying", self.database.clock.now(), 0
         return self._audit("retry", len(rows))
 
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        rows = self._parked_by(Query(ids=(event_id,), status=("dead",), limit=1), ("dead",))
+        for row in rows:
+            row.entry = row.entry._replace(data=data)
+            row.state, row.due_at, row.attempts = "retrying", self.database.clock.now(), 0
+        return self._audit(f"edit ids={event_id}", len(rows))
+
     async def drop(self, query: Query) -> int:
         rows = self._parked_by(query, ("dead", "retrying", "blocked", "delayed") if query.ids else ("dead",))
         for row in rows:
@@ -128,7 +136,9 @@ class MemoryStore(MemorySource):
         for row in sorted(self.database.rows + self.database.archive, key=lambda row: row.entry.position):
             if row.entry.position in wanted:
                 number = len(self.database.parked) + 1
-                copy = Parked(number, row.entry, row.lane, "delayed", None, now, 0, None, None, again or "", now)
+                copy = Parked(
+                    number, self._as_published(row), row.lane, "delayed", None, now, 0, None, None, again or "", now
+                )
                 self.database.parked.append(copy)
         return self._audit("replay", len(wanted))
 
@@ -197,6 +207,14 @@ class MemoryStore(MemorySource):
                 found = parked
         return found
 
+    def _as_published(self, row: Row) -> Entry:
+        """Give the entry with what it carried when it was published: somebody may have edited it."""
+        entry = row.entry
+        for parked in self.database.parked:
+            if parked.replay is None and parked.entry.position == entry.position:
+                entry = parked.entry
+        return entry
+
     def _is_replay(self, parked: Parked) -> bool:
         return parked.replay is not None and parked.state in ("delayed", "published", "dropped")
 
@@ -234,7 +252,8 @@ class MemoryStore(MemorySource):
             available_at=entry.available_at,
             content_type=entry.content_type or "application/json",
             headers=_headers(entry.headers),
-            data=entry.data,
+            data=parked.entry.data if parked else entry.data,
+            original=entry.data if parked and parked.entry.data != entry.data else None,
         )
 
 

@@ -12,6 +12,12 @@ _EVENT = (
     "event_id, aggregate_type, aggregate_id, event_type, topic, payload, body, content_type, headers, idempotency_key,"
     " number, available_at, occurred_at, created_at"
 )
+# What was parked may have been edited there.
+_AS_PUBLISHED = _EVENT.replace(
+    "payload, body",
+    "CASE WHEN parked_id IS NULL THEN payload ELSE edited END,"
+    " CASE WHEN parked_id IS NULL THEN body ELSE edited_body END",
+)
 
 
 class Mending:
@@ -32,6 +38,13 @@ class Mending:
             change += ", numbering = CASE WHEN numbering IS NOT NULL THEN 'accepted' END"
         return await self._change(connection, "retry", query, ("dead", "retrying", "delayed"), change)
 
+    async def edit(self, connection: Connection, event_id: str, data: str | bytes) -> int:
+        """Let a dead event carry something else, and make it due now; the log keeps what was added."""
+        change = f"state = 'retrying', due_at = {self._p}now(), attempts = 0, payload = %s::json, body = %s::bytea"
+        query = Query(ids=(event_id,), status=("dead",), limit=1)
+        carried = [data, None] if isinstance(data, str) else [None, data]
+        return await self._change(connection, "edit", query, ("dead",), change, carried)
+
     async def drop(self, connection: Connection, query: Query) -> int:
         """Forget dead events; those that wait too, if they are named."""
         states: Sequence[Status] = ("dead", "retrying", "blocked", "delayed") if query.ids else ("dead",)
@@ -39,7 +52,13 @@ class Mending:
         return await self._change(connection, "drop", query, states, change)
 
     async def _change(
-        self, connection: Connection, verb: str, query: Query, among: Sequence[Status], change: str
+        self,
+        connection: Connection,
+        verb: str,
+        query: Query,
+        among: Sequence[Status],
+        change: str,
+        parameters: Sequence[str | bytes | None] = (),
     ) -> int:
         """Change the rows of the parking lot that a query means, of those in one of these states."""
         table, id = ("inbox_parked", "id") if query.side == "inbox" else ("parked", "parked_id")
@@ -52,7 +71,7 @@ class Mending:
             f" changed AS (UPDATE {self._p}{table} k SET {change} FROM chosen"
             f" WHERE k.id = chosen.parked AND k.state = ANY (%s) RETURNING 1), {self._told}"
             f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM changed RETURNING count",
-            [*chosen.parameters, states, user(), describe(verb, query)],
+            [*chosen.parameters, *parameters, states, user(), describe(verb, query)],
         )
         return int(count)
 
@@ -63,10 +82,12 @@ class Mending:
         [[count]] = await connection.run(
             f"WITH chosen AS MATERIALIZED ({chosen.sql if chosen else 'SELECT 0 AS id LIMIT 0'}),"
             f" copied AS (INSERT INTO {self._p}parked (state, due_at, replay, position, lane, {_EVENT})"
-            f" SELECT 'delayed', {self._p}now(), %s, id, lane, {_EVENT} FROM ("
+            f" SELECT 'delayed', {self._p}now(), %s, id, lane, {_AS_PUBLISHED} FROM ("
             f"SELECT id, lane, {_EVENT} FROM {self._p}archive WHERE id = ANY (ARRAY(SELECT id FROM chosen)) UNION ALL"
             f" SELECT id, lane, {_EVENT} FROM {self._p}outbox WHERE id = ANY (ARRAY(SELECT id FROM chosen))) them"
-            f" ORDER BY id RETURNING 1), {self._told}"
+            " LEFT JOIN LATERAL (SELECT id AS parked_id, payload AS edited, body AS edited_body"
+            f" FROM {self._p}parked k WHERE k.position = them.id AND k.replay IS NULL ORDER BY k.id DESC LIMIT 1) k"
+            f" ON true ORDER BY id RETURNING 1), {self._told}"
             f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM copied RETURNING count",
             [
                 *(chosen.parameters if chosen else []),

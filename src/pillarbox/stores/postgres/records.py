@@ -18,9 +18,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EVENT = (
     "id, event_id::text, status, event_type, topic, aggregate_type, aggregate_id, created_at, published_at, attempts,"
     " last_error, next_try_at, blocked_by::text, number, idempotency_key, occurred_at, available_at, content_type,"
-    " headers::text, payload::text, body"
+    " headers::text, payload::text, body, original::text, original_body"
 )
-_BRIEF = _EVENT.replace("headers::text, payload::text, body", "NULL, NULL, NULL")
+_BRIEF = _EVENT.replace(
+    "headers::text, payload::text, body, original::text, original_body", "NULL, NULL, NULL, NULL, NULL"
+)
 """The same without contents, for who may not see them."""
 _STATE = (
     "CASE state WHEN 'suspect' THEN 'retrying' WHEN 'held' THEN 'retrying' WHEN 'stored' THEN 'pending' ELSE state END"
@@ -220,7 +222,7 @@ def _time_of(id: UUID) -> datetime | None:
 
 def _record(row: tuple[Any, ...]) -> Record:
     id, event_id, status, type, topic, kind, aggregate, created_at, published_at, attempts, error, next_try, *rest = row
-    head, number, key, occurred_at, available_at, content_type, headers, payload, body = rest
+    head, number, key, occurred_at, available_at, content_type, headers, payload, body, original, original_body = rest
     return Record(
         position=id,
         event_id=event_id,
@@ -242,6 +244,7 @@ def _record(row: tuple[Any, ...]) -> Record:
         headers=_headers(headers),
         data=(body if payload is None else payload) or "",
         hidden=payload is None and body is None,  # of a row that we see, one of them is there
+        original=original_body if original is None else original,
     )
 
 

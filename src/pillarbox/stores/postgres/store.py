@@ -190,6 +190,10 @@ class PostgresStore:
             await self._slot.refuse(self._chores, "retry")
         return await self._mending.retry(self._chores, query)
 
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        await self._slot.refuse(self._chores, "retry")
+        return await self._mending.edit(self._chores, event_id, data)
+
     async def drop(self, query: Query) -> int:
         return await self._mending.drop(self._chores, query)
 

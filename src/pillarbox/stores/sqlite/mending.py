@@ -12,7 +12,7 @@ from pillarbox.ports import Clock, Deed, Pause, Query, Status
 from pillarbox.stores.audit import describe, user
 from pillarbox.stores.sqlite.connection import writing
 from pillarbox.stores.sqlite.records import Finder, Found
-from pillarbox.stores.sqlite.rows import STORED, instant
+from pillarbox.stores.sqlite.rows import STORED, as_published, instant
 
 PAGE = 1_000
 T = TypeVar("T")
@@ -35,6 +35,19 @@ class Mending:
             count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
             return self._audit(db, describe("retry", query), count)
 
+    def edit(self, db: sqlite3.Connection, event_id: str, data: str | bytes) -> int:
+        """Let a dead event carry something else, and make it due now; the log keeps what was added."""
+        query = Query(ids=(event_id,), status=("dead",), limit=1)
+        payload, body = (data, None) if isinstance(data, str) else (None, data)
+        with writing(db):
+            ids = self._choose(db, query, ("dead",))
+            count = db.execute(
+                f"UPDATE {self._p}parked SET state = 'retrying', due_at = ?, attempts = 0, payload = ?, body = ?"
+                " WHERE id IN (SELECT value FROM json_each(?))",
+                (self._now(), payload, body, ids),
+            ).rowcount
+            return self._audit(db, describe("edit", query), count)
+
     def drop(self, db: sqlite3.Connection, query: Query) -> int:
         """Forget dead events; those that wait too, if they are named."""
         table, now = ("inbox_parked" if query.side == "inbox" else "parked"), self._now()
@@ -56,7 +69,9 @@ class Mending:
             )
             count = db.execute(
                 f"INSERT INTO {self._p}parked (state, due_at, parked_at, replay, position, {STORED})"
-                f" SELECT 'delayed', :now, :now, :again, id, {STORED} FROM ({chosen}) ORDER BY id",
+                f" SELECT 'delayed', :now, :now, :again, o.id, {as_published('o', 'k')} FROM ({chosen}) o"
+                f" LEFT JOIN {self._p}parked k ON k.id ="
+                f" (SELECT max(id) FROM {self._p}parked WHERE position = o.id AND replay IS NULL) ORDER BY o.id",
                 {"now": now, "again": again or "", "positions": positions},
             ).rowcount
             return self._audit(db, describe(f"replay again={again}" if again else "replay", query), count)

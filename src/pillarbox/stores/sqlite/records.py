@@ -88,7 +88,7 @@ class Finder:
         rows = db.execute(sql, (*narrowing, *parameters, *asked, query.limit)).fetchall()
         parked = self._parked(db, [row[14] for row in rows if row[14] is not None])
         return [
-            Found(_record(entry, how, at, parked.get(parked_id, (attempts, error, None, None, None))), parked_id)
+            Found(_record(entry, how, at, parked.get(parked_id, (attempts, error, None, None, None, None))), parked_id)
             for entry, (parked_id, how, at, attempts, error) in zip(
                 log_entries(row[:14] for row in rows), (row[14:] for row in rows), strict=True
             )
@@ -98,11 +98,11 @@ class Finder:
         return f"(SELECT {name} FROM {self._p}parked WHERE id = parked_id)"
 
     def _parked(self, db: sqlite3.Connection, ids: Iterable[int]) -> dict[int, tuple[Any, ...]]:
-        """Give attempts, last error, due time, settling time and the head's event id of parked rows."""
+        """Give attempts, last error, due time, settling time, the head's event id and the contents of parked rows."""
         rows = db.execute(
             "SELECT id, attempts, last_error, due_at, settled_at, CASE WHEN state = 'blocked' THEN"
             f" (SELECT head.event_id FROM {self._p}parked head WHERE head.line = it.line"
-            f" AND {HEAD_IN_LINE} ORDER BY head.id LIMIT 1) END"
+            f" AND {HEAD_IN_LINE} ORDER BY head.id LIMIT 1) END, coalesce(payload, body)"
             f" FROM {self._p}parked it WHERE id IN (SELECT value FROM json_each(?))",
             (json.dumps(list(ids)),),
         )
@@ -207,7 +207,7 @@ def _narrow(query: Query, time: str, place: str = "id") -> tuple[list[str], list
 
 
 def _record(entry: Entry, status: Status, at: int | None, parked: tuple[Any, ...]) -> Record:
-    attempts, error, due_at, settled_at, head = parked
+    attempts, error, due_at, settled_at, head, data = parked
     published = at if settled_at is None else settled_at
     return Record(
         position=entry.position,
@@ -228,7 +228,8 @@ def _record(entry: Entry, status: Status, at: int | None, parked: tuple[Any, ...
         available_at=entry.available_at,
         content_type=entry.content_type or "application/json",
         headers=_headers(entry.headers),
-        data=entry.data,
+        data=entry.data if data is None else data,
+        original=None if data in (None, entry.data) else entry.data,
     )
 
 

@@ -7,7 +7,7 @@ from pillarbox.core.insert import microseconds
 from pillarbox.ports import Clock, Retention
 from pillarbox.stores.sqlite.connection import writing
 from pillarbox.stores.sqlite.positions import detoured_topics, load_positions, published_at
-from pillarbox.stores.sqlite.rows import STORED
+from pillarbox.stores.sqlite.rows import STORED, as_published
 
 BATCH = 5_000
 KEYS = timedelta(days=30)
@@ -58,7 +58,7 @@ class Pruner:
         if archive:
             db.execute(
                 f"INSERT INTO {self._p}archive (id, {STORED}, status, attempts, last_error, published_at, archived_at)"
-                f" SELECT o.id, {_qualified('o')}, coalesce(p.state, 'published'), coalesce(p.attempts, 0),"
+                f" SELECT o.id, {as_published('o', 'p')}, coalesce(p.state, 'published'), coalesce(p.attempts, 0),"
                 f" p.last_error, coalesce(p.settled_at, {published_at(self._p, 'o')}), :now"
                 f" FROM {self._p}outbox o LEFT JOIN {self._p}parked p"
                 f" ON p.id = (SELECT max(id) FROM {self._p}parked WHERE position = o.id AND replay IS NULL)"
@@ -146,7 +146,3 @@ class Pruner:
     def _prune_keys(self, db: sqlite3.Connection, old: int) -> int:
         chosen = f"SELECT key FROM {self._p}keys WHERE created_at <= ? LIMIT {BATCH}"
         return db.execute(f"DELETE FROM {self._p}keys WHERE key IN ({chosen})", (old,)).rowcount
-
-
-def _qualified(table: str) -> str:
-    return ", ".join(f"{table}.{column}" for column in STORED.split(", "))

@@ -167,6 +167,9 @@ class SqliteStore:
     async def retry(self, query: Query) -> int:
         return await self._connection.run(self._mending.retry, query)
 
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        return await self._connection.run(self._mending.edit, event_id, data)
+
     async def drop(self, query: Query) -> int:
         return await self._connection.run(self._mending.drop, query)
 

@@ -9,7 +9,7 @@ from pillarbox.core.entry import Entry
 from pillarbox.core.retry import RetryAt
 from pillarbox.ports import Deed, Query, Record
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
-from pillarbox.testing.memory import Parked
+from pillarbox.testing.memory import Parked, Row
 from pillarbox.testing.memory_records import MemoryStore
 
 DEFECTS: list[StoreDefect] = []
@@ -105,6 +105,64 @@ class RetriesWhateverItDiedOf(MemoryStore):
 class DropsWhateverItDiedOf(MemoryStore):
     async def drop(self, query: Query) -> int:
         return await super().drop(replace(query, error=None))
+
+
+# Edit.
+
+
+@breaks(
+    "test_an_edited_event_goes_with_what_was_put_in_and_its_followers_follow",
+    "test_a_replay_of_an_edited_event_is_of_what_was_published",
+)
+class RetriesWithWhatWasAdded(MemoryStore):
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        return await self.retry(Query(ids=(event_id,)))
+
+
+@breaks("test_an_edited_event_goes_with_what_was_put_in_and_its_followers_follow")
+class EditsTheWholeLine(MemoryStore):
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        count = await super().edit(event_id, data)
+        for row in self.database.parked:
+            row.entry = row.entry._replace(data=data)
+        return count
+
+
+@breaks("test_what_an_edited_event_carried_before_is_kept", "test_bytes_are_edited_as_bytes")
+class EditsTheLog(MemoryStore):
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        count = await super().edit(event_id, data)
+        self.database.rows = [
+            row._replace(entry=row.entry._replace(data=data)) if row.entry.event_id == event_id else row
+            for row in self.database.rows
+        ]
+        return count
+
+
+@breaks("test_what_an_edited_event_carried_before_is_kept")
+class EditsInSecret(MemoryStore):
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        count = await super().edit(event_id, data)
+        self.database.audit.pop()
+        return count
+
+
+@breaks("test_only_a_dead_event_is_edited")
+class EditsWhateverIsParked(MemoryStore):
+    async def edit(self, event_id: str, data: str | bytes) -> int:
+        rows = [row for row in self.database.parked if row.entry.event_id == event_id]
+        for row in rows:
+            row.entry = row.entry._replace(data=data)
+        return await super().edit(event_id, data) or len(rows)
+
+
+@breaks(
+    "test_a_replay_of_an_edited_event_is_of_what_was_published",
+    "test_the_archive_has_an_edited_event_as_it_was_published",
+)
+class ReplaysWhatWasAdded(MemoryStore):
+    def _as_published(self, row: Row) -> Entry:
+        return row.entry
 
 
 # Drop.

@@ -1,8 +1,11 @@
 """The rules of what an operator does: retry, drop and replay."""
 
+from datetime import timedelta
+
+from pillarbox.core.event import Event
 from pillarbox.core.retry import PUBLISHED, Dead
 from pillarbox.core.window import BLOCKED
-from pillarbox.ports import Query
+from pillarbox.ports import Query, Retention
 from pillarbox.testing.contracts.store_bench import (
     DEAD,
     SKIPPED,
@@ -15,6 +18,7 @@ from pillarbox.testing.contracts.store_bench import (
     read,
     record,
     settle,
+    settle_each,
     soon,
 )
 
@@ -81,6 +85,78 @@ class MendingRules:
         assert names(await read(store)) == ["A"]
         assert await store.drop(Query(status=("dead",), error="user")) == 1
         assert [(await record(store, name)).status for name in "ABC"] == ["retrying", "dead", "dropped"]
+
+    async def test_an_edited_event_goes_with_what_was_put_in_and_its_followers_follow(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B"))
+        first, second = await read(store)
+        await settle(store, [first, second], DEAD, BLOCKED)
+        assert await store.edit(first.event_id, '{"name":"mended"}') == 1
+        [entry] = await read(store)
+        assert (entry.event_id, entry.data, entry.attempts) == (first.event_id, '{"name":"mended"}', 0)
+        await settle(store, [entry])
+        [entry] = await read(store)
+        assert (entry.event_id, entry.data) == (second.event_id, second.data)
+
+    async def test_what_an_edited_event_carried_before_is_kept(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B", "2"))
+        await settle(store, await read(store), DEAD)
+        await store.edit((await record(store, "A")).event_id, "[1]")
+        for status in ("retrying", "published"):
+            seen = await record(store, "A")
+            assert (seen.status, seen.data, seen.original) == (status, "[1]", '{"name":"A"}')
+            await publish_all(store)
+        assert (await record(store, "B")).original is None
+        [deed] = await store.deeds()
+        assert (deed.what.split()[0], deed.count) == ("edit", 1)
+
+    async def test_bytes_are_edited_as_bytes(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(Event("Raw", b"\x00\xff", content_type="application/avro", topic="orders"))
+        await settle(store, await read(store), DEAD)
+        assert await store.edit((await record(store, "Raw")).event_id, b"\xfe") == 1
+        seen = await record(store, "Raw")
+        assert (seen.data, seen.original, seen.content_type) == (b"\xfe", b"\x00\xff", "application/avro")
+        [entry] = await read(store)
+        assert entry.data == b"\xfe"
+
+    async def test_only_a_dead_event_is_edited(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("P", "1"), event("R", "2"), event("D", "3"), event("B", "3"))
+        await settle_each(store, await read(store), P=PUBLISHED, R=soon(bench), D=DEAD, B=BLOCKED)
+        await bench.add(event("N", "4"))
+        for name in "PRBN":
+            seen = await record(store, name)
+            assert await store.edit(seen.event_id, "[1]") == 0
+            assert await record(store, name) == seen
+        assert await store.edit("00000000-0000-7000-8000-000000000000", "[1]") == 0
+        assert (await record(store, "D")).status == "dead"
+
+    async def test_a_replay_of_an_edited_event_is_of_what_was_published(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), DEAD)
+        await store.edit((await record(store, "A")).event_id, "[1]")
+        await publish_all(store)
+        assert await store.replay(Query()) == 1
+        [entry] = await read(store)
+        assert entry.data == "[1]"
+
+    async def test_the_archive_has_an_edited_event_as_it_was_published(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await settle(store, await read(store), DEAD)
+        await store.edit((await record(store, "A")).event_id, "[1]")
+        await publish_all(store)
+        bench.clock.advance(3600)
+        for _ in range(5):  # the log, then what is left of it
+            await store.prune(Retention(published=timedelta(minutes=1), archive=timedelta(days=1)))
+        seen = await record(store, "A")
+        assert (seen.status, seen.data) == ("published", "[1]")
+        assert await store.replay(Query()) == 1
+        [entry] = await read(store)
+        assert entry.data == "[1]"
 
     async def test_a_dropped_event_lets_its_followers_go(self, bench: StoreBench) -> None:
         store = await holder(bench)

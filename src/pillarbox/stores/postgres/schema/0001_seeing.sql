@@ -77,8 +77,11 @@ SELECT e.id, e.event_id, how.status, e.event_type, e.topic, e.aggregate_type, e.
            SELECT head.event_id FROM {p}parked head
            WHERE head.line = k.line AND head.line IS NOT NULL AND head.state IN ('retrying', 'blocked', 'dead')
            ORDER BY head.id LIMIT 1) END AS blocked_by,
-       e.occurred_at, e.available_at, e.idempotency_key, e.content_type, e.headers, e.payload, e.body, e.lane,
-       k.id AS parked_id
+       e.occurred_at, e.available_at, e.idempotency_key, e.content_type, e.headers,
+       CASE WHEN k.id IS NULL THEN e.payload ELSE k.payload END AS payload,   -- in the parking lot it may have been edited
+       CASE WHEN k.id IS NULL THEN e.body ELSE k.body END AS body,
+       e.lane, k.id AS parked_id,
+       CASE WHEN edited.yes THEN e.payload END AS original, CASE WHEN edited.yes THEN e.body END AS original_body
 FROM (
     SELECT id, xid, event_id, event_type, topic, aggregate_type, aggregate_id, number, created_at, occurred_at,
            available_at, idempotency_key, content_type, headers, payload, body, lane, NULL::text AS status,
@@ -102,7 +105,10 @@ LEFT JOIN LATERAL (
     ORDER BY t.topic LIMIT 1) place ON true
 CROSS JOIN LATERAL (
     SELECT CASE WHEN NOT e.archived AND place.settled IS NOT TRUE THEN 'pending'
-                ELSE coalesce(k.state, e.status, 'published') END AS status) how;
+                ELSE coalesce(k.state, e.status, 'published') END AS status) how
+CROSS JOIN LATERAL (
+    SELECT k.id IS NOT NULL AND (k.payload::text IS DISTINCT FROM e.payload::text OR k.body IS DISTINCT FROM e.body)
+           AS yes) edited;
 
 -- The same for those who must not see what is inside.
 CREATE VIEW {p}events_brief AS
