@@ -10,19 +10,21 @@ from functools import partial
 from getpass import getuser
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pillarbox.admin.admin import Admin
+from pillarbox.admin.doctor import Doctor
 from pillarbox.admin.source import SourceAdmin
 from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.errors import ConfigError, MissingExtra
+from pillarbox.facts import FactStore
 from pillarbox.inbox import consumer as consumers
 from pillarbox.inbox.hint import Hint
 from pillarbox.inbox.inbox import Handlers
-from pillarbox.ports import Clock, Keeping, Publisher, Store, Subscriber, WatchingStore
+from pillarbox.ports import Clock, Keeping, Publisher, Subscriber
 from pillarbox.relay import relay as relays
 from pillarbox.relay import watch as watches
 from pillarbox.settings import Settings
@@ -30,6 +32,9 @@ from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.urls import Url, file_of, parse_url, without_secrets
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.telemetry.logging import LogMoments
+
+if TYPE_CHECKING:
+    from pillarbox.stores.postgres import PostgresStore
 
 
 class SystemClock:
@@ -149,6 +154,13 @@ def open_keeping(settings: Settings) -> Keeping | None:
     return keeping
 
 
+def open_doctor(settings: Settings) -> Doctor:
+    """Make what asks the outbox and the broker that the settings name, as far as they do, for what may go wrong."""
+    clock = SystemClock()
+    store = None if settings.database is None else _store(settings, _who(), clock, Hooks())()
+    return Doctor(settings, store, open_keeping(settings), clock)
+
+
 def open_source(settings: Settings) -> SourceAdmin:
     """Make the admin service that can say who carries the events; `async with` opens it."""
     who, clock = _who(), SystemClock()
@@ -184,7 +196,7 @@ def _policy(settings: Settings) -> RetryPolicy:
     return RetryPolicy(settings.relay.retries, settings.relay.backoff_first, settings.relay.backoff_longest)
 
 
-def _store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callable[[], Store]:
+def _store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callable[[], FactStore]:
     url = _url("database", settings.database, "sqlite:///shop.db")
     if url.scheme == "sqlite":
         from pillarbox.stores.sqlite.store import SqliteStore
@@ -204,7 +216,7 @@ def _store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callab
     raise _unknown("database", settings.database, ["sqlite", "postgresql"])
 
 
-def _watching_store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callable[[], WatchingStore]:
+def _watching_store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) -> Callable[[], "PostgresStore"]:
     url = _url("database", settings.database, "postgresql://localhost/shop")
     if url.scheme not in ("postgresql", "postgres"):
         raise ConfigError(f"database: replication slots are PostgreSQL's own, and this is {url.scheme}")

@@ -9,7 +9,18 @@ from pillarbox import Event
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Shop
 
-FINE = "✓ nothing found: consumers remember what they have handled for 30 days, longer than anything can come again\n"
+FINE = """\
+✓ database
+✓ version of the tables
+✓ tables
+✓ journal mode
+✓ synchronous
+✓ events are relayed
+✓ expired relays
+✓ broker
+✓ topics
+✓ retention.inbox
+"""
 
 
 @pytest.fixture
@@ -17,43 +28,72 @@ def doctor(migrated: "Shop") -> str:
     return f"pillarbox doctor --database {migrated.database} --broker {migrated.broker}"
 
 
-def test_all_is_well_with_the_defaults(migrated: "Shop", doctor: str) -> None:
-    migrated.placed()
-    done = migrated.type(doctor)
-    assert (done.stdout, done.stderr) == (FINE, "")
-    assert migrated.json(f"{doctor} --json") == {
-        "healthy": True,
-        "findings": [{"severity": "fine", "kind": "fine", "line": FINE[2:-1], "commands": []}],
-    }
-
-
-def test_a_problem_is_code_3(migrated: "Shop", doctor: str) -> None:
+@pytest.fixture
+def relayed(migrated: "Shop") -> "Shop":
+    """A shop whose events were all published."""
     migrated.placed()
     migrated.add(Event("Asked", {}, topic="questions"))
+    migrated.type(f"pillarbox relay once --database {migrated.database} --broker {migrated.broker}")
+    return migrated
+
+
+def test_all_is_well_with_the_defaults(relayed: "Shop", doctor: str) -> None:
+    done = relayed.type(doctor)
+    assert (done.stdout, done.stderr) == (FINE, "")
+    answer = relayed.json(f"{doctor} --json")
+    assert answer["healthy"] is True
+    assert answer["findings"][0] == {"check": "database", "severity": "fine", "line": "", "commands": []}
+    assert [finding["check"] for finding in answer["findings"]] == [line[2:] for line in FINE.splitlines()]
+
+
+def test_a_problem_is_code_3(relayed: "Shop", doctor: str) -> None:
     short = f"{doctor} --set 'retention.inbox=3 days' --set 'retention.published=1 day'"
-    orders, questions = migrated.type(short, code=3).stdout.splitlines()
-    assert orders.startswith("✗ the topic order-events is kept for 7 days (by the embedded broker)")
-    assert questions.startswith("✗ the topic questions is kept for 7 days")
-    (named,) = migrated.type(f"{short} --topic mails", code=3).stdout.splitlines()
-    assert named.startswith("✗ the topic mails is kept for 7 days")
-    answer = migrated.json(f"{short} --topic mails --json", code=3)
+    orders, questions, *fine = relayed.type(short, code=3).stdout.splitlines()
+    assert orders.startswith(
+        "✗ retention.inbox        the topic order-events is kept for 7 days (by the embedded broker)"
+    )
+    assert questions.startswith("✗ retention.inbox        the topic questions is kept for 7 days")
+    assert {line[0] for line in fine} == {"✓"}
+    named, *_ = relayed.type(f"{short} --topic mails", code=3).stdout.splitlines()
+    assert named.startswith("✗ retention.inbox        the topic mails is kept for 7 days")
+    answer = relayed.json(f"{short} --topic mails --json", code=3)
     assert answer["healthy"] is False
-    assert [finding["kind"] for finding in answer["findings"]] == ["forgets too soon"]
+    assert [one["check"] for one in answer["findings"] if one["severity"] == "problem"] == ["retention.inbox"]
+
+
+def test_what_mends_it_stands_below(migrated: "Shop", doctor: str) -> None:
+    migrated.placed()
+    problem, cure, *_ = migrated.type(doctor, code=3).stdout.splitlines()
+    assert problem.startswith("✗ events are relayed     no relay has ever run here, and 1 event waits")
+    assert cure == f"{'':25}run: pillarbox relay run --database sqlite:///shop.db --broker sqlite:///stream.db"
+    assert migrated.received() == []
 
 
 def test_the_topics_of_the_settings_are_asked_about(migrated: "Shop", doctor: str) -> None:
     (migrated.directory / "pillarbox.toml").write_text(
         '[retention]\npublished = "1 day"\ninbox = "3 days"\n[topic.mails]\norder = "none"\n'
     )
-    (line,) = migrated.type(doctor, code=3).stdout.splitlines()
-    assert line.startswith("✗ the topic mails is kept for 7 days")
+    line, *_ = migrated.type(doctor, code=3).stdout.splitlines()
+    assert line.startswith("✗ retention.inbox        the topic mails is kept for 7 days")
 
 
-def test_what_needs_no_broker_is_found_without_one(shop: "Shop") -> None:
+def test_what_needs_neither_database_nor_broker_is_found_without_them(shop: "Shop") -> None:
     command = "pillarbox doctor --set 'retention.archive=1 day' --set 'retention.inbox=7 days'"
     (line,) = shop.type(command, code=3).stdout.splitlines()
-    assert line.startswith("✗ retention.inbox is 7 days, and the outbox keeps events for 8 days")
+    assert line.startswith("✗ retention.inbox  retention.inbox is 7 days, and the outbox keeps events for 8 days")
+
+
+def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") -> None:
+    problem, cure, *_ = shop.type("pillarbox doctor --database sqlite:///new.db", code=3).stdout.splitlines()
+    assert problem.startswith("✗ version of the tables  there are none: no relay starts")
+    assert cure.strip() == "run: pillarbox migrate up --database sqlite:///new.db"
+    assert not (shop.directory / "new.db").exists()
+
+
+def test_a_database_of_no_known_kind_is_refused(shop: "Shop") -> None:
+    assert shop.type("pillarbox doctor --database mysql:///shop", code=1).stderr.count("\n") == 1
 
 
 def test_without_a_topic_the_flag_is_named(migrated: "Shop", doctor: str) -> None:
-    assert migrated.type(doctor).stdout == "· no topic is known here: name those to ask about with --topic\n"
+    note, *_ = migrated.type(doctor).stdout.splitlines()
+    assert note == "· topics                 no topic is known here: name those to ask about with --topic"

@@ -34,8 +34,6 @@ Kind = Literal[
     "parking lot full",
     "relays die",
     "slot",
-    "forgets too soon",
-    "topic unknown",
 ]
 
 

@@ -6,13 +6,12 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.admin.diagnosis import Finding
-from pillarbox.admin.doctor import examine, gather
-from pillarbox.cli.findings import finding_json, print_finding
-from pillarbox.cli.options import Json, admin_of, check_topic, with_settings
-from pillarbox.cli.output import ExitCode, print_json
+from pillarbox.admin.doctor import Finding, examine
+from pillarbox.cli.findings import print_marked
+from pillarbox.cli.options import Json, check_topic, with_settings
+from pillarbox.cli.output import ExitCode, console, print_json
 from pillarbox.settings import Settings
-from pillarbox.wiring import open_keeping
+from pillarbox.wiring import open_doctor
 
 
 @with_settings("database", "broker")
@@ -33,29 +32,31 @@ def doctor(
 ) -> None:
     """Look for what may go wrong some day.
 
-    Compares the settings with one another and with the broker. Exits with 3 if there is a problem.
+    Asks the database and the broker, and compares the settings. Changes nothing. Exits with 3 if there is a problem.
     """
-    findings = asyncio.run(_examine(settings, topic or ()))
+    findings = examine(asyncio.run(open_doctor(settings).gather(topic or ())))
     healthy = not any(finding.severity == "problem" for finding in findings)
     if json:
-        print_json({"healthy": healthy, "findings": [finding_json(finding) for finding in findings]})
+        print_json({"healthy": healthy, "findings": [_json(finding) for finding in findings]})
     else:
-        for finding in findings:
-            print_finding(finding)
+        _print(findings)
     if not healthy:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 
-async def _examine(settings: Settings, named: Sequence[str]) -> Sequence[Finding]:
-    keeping = open_keeping(settings)
-    topics = named or (await _known(settings) if keeping is not None else ())
-    return examine(await gather(settings, topics, keeping))
+def _json(finding: Finding) -> dict[str, object]:
+    return {
+        "check": finding.check,
+        "severity": finding.severity,
+        "line": finding.line,
+        "commands": list(finding.commands),
+    }
 
 
-async def _known(settings: Settings) -> Sequence[str]:
-    """Give the topics that the settings name, and those that events went to lately."""
-    seen: Sequence[str] = ()
-    if settings.database is not None:
-        async with admin_of(settings) as admin:
-            seen = await admin.topics()
-    return sorted({*settings.topics, *seen})
+def _print(findings: Sequence[Finding]) -> None:
+    """Print a table: how bad, the check, what is wrong and what to do; below it the commands that mend it."""
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        print_marked(finding.severity, f"{finding.check:{width}}  {finding.line}".rstrip())
+        for number, command in enumerate(finding.commands):
+            console().print(f"{'':{width + 4}}{'or: ' if number else 'run:'} {command}", style="bold")

@@ -34,7 +34,7 @@ class Tables:
     """All tables with one prefix, in one schema."""
 
     def __init__(self, schema: str, prefix: str) -> None:
-        self._schema, self._prefix = schema, prefix
+        self.schema, self._prefix = schema, prefix
         self.place = f"{schema}.{prefix}"
         self._cure = f"run pillarbox {migrate_up('…', schema, prefix)}"
 
@@ -51,7 +51,7 @@ class Tables:
         version = (await self.status(connection)).version
         self._refuse_future(version)
         if version == 0:
-            raise SchemaMismatch(f"there are no Pillarbox tables in the schema {self._schema}: {self._cure}")
+            raise SchemaMismatch(f"there are no Pillarbox tables in the schema {self.schema}: {self._cure}")
         if version < NEEDED:
             raise SchemaMismatch(f"the tables have version {version}, needed is {NEEDED}: {self._cure}")
 
@@ -76,12 +76,12 @@ class Tables:
             return
         [[user, database, there]] = await connection.run(
             "SELECT quote_ident(current_user), quote_ident(current_database()), to_regnamespace(%s) IS NOT NULL",
-            [self._schema],
+            [self.schema],
         )
         grant = (
-            f"GRANT CREATE, USAGE ON SCHEMA {self._schema} TO {user}"
+            f"GRANT CREATE, USAGE ON SCHEMA {self.schema} TO {user}"
             if there
-            else f"CREATE SCHEMA {self._schema} AUTHORIZATION {user}"
+            else f"CREATE SCHEMA {self.schema} AUTHORIZATION {user}"
         )
         raise StoreError(
             f"PostgreSQL refuses: {str(refusal).splitlines()[0]}; run it as the owner of the tables or of the database"
@@ -127,7 +127,7 @@ class Tables:
             ("{sequence}", f"{self.place}outbox_id_seq"),
             ("{p}", self.place),
             ("{prefix}", self._prefix),
-            ("{schema}", self._schema),
+            ("{schema}", self.schema),
         ):
             text = text.replace(name, value)
         return text

@@ -13,6 +13,7 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import LaneLost, StoreUnavailable
+from pillarbox.facts import PostgresFacts
 from pillarbox.ports import (
     Away,
     Clock,
@@ -31,6 +32,7 @@ from pillarbox.stores.postgres.adopt import adopt
 from pillarbox.stores.postgres.checks import check_server
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.doorbell import Doorbell
+from pillarbox.stores.postgres.facts import Looking
 from pillarbox.stores.postgres.lanes import LaneTable
 from pillarbox.stores.postgres.log import Log
 from pillarbox.stores.postgres.mending import Mending
@@ -79,6 +81,7 @@ class PostgresStore:
         self._overview = Overview(place, self._finder)
         self._mending = Mending(place, self._finder)
         self._pruner = Pruner(place)
+        self._looking = Looking(self._tables, clock)
         self._one_holder = asyncio.Lock()
 
     async def open(self) -> None:
@@ -96,6 +99,9 @@ class PostgresStore:
 
     async def status(self) -> SchemaStatus:
         return await self._tables.status(self._chores)
+
+    async def facts(self) -> PostgresFacts:
+        return await self._looking.facts(self._chores)
 
     async def up(self) -> Sequence[int]:
         await check_server(self._chores, self._place)

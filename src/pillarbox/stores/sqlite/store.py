@@ -12,8 +12,10 @@ from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import ConfigError, LaneLost, SchemaMismatch, StoreError
+from pillarbox.facts import SqliteFacts
 from pillarbox.ports import Away, Clock, DeadGroup, Deed, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
 from pillarbox.stores.sqlite.connection import Connection
+from pillarbox.stores.sqlite.facts import look
 from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
 from pillarbox.stores.sqlite.log import Log
 from pillarbox.stores.sqlite.mending import Mending
@@ -45,6 +47,7 @@ class SqliteStore:
         hooks: Hooks,
     ) -> None:
         check_identifier("prefix", prefix)
+        self._path, self._prefix = path, prefix
         self._connection = Connection(path)
         self._tables = Tables(path, prefix)
         file = os.path.abspath(path)  # the working directory may change
@@ -74,6 +77,9 @@ class SqliteStore:
             return await self._connection.run(self._tables.status)
         except SchemaMismatch:  # no file, so no tables
             return SchemaStatus(0, NEEDED)
+
+    async def facts(self) -> SqliteFacts:
+        return await asyncio.to_thread(look, self._path, self._prefix)
 
     async def up(self) -> Sequence[int]:
         await self._connection.create()

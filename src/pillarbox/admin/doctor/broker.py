@@ -1,0 +1,26 @@
+"""Whether the broker can be asked, and has the topics."""
+
+from collections.abc import Iterator
+
+from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+
+
+def _away(facts: Facts) -> Iterator[Trouble]:
+    if facts.away is not None:
+        line = f"the broker cannot be asked: {facts.away}; while it is away, events wait in the outbox"
+        yield Trouble("problem", line)
+
+
+def _topics(facts: Facts) -> Iterator[Trouble]:
+    """Name the topics that the broker does not have; or say that it was asked about none."""
+    if facts.kept is None:
+        return
+    if not facts.topics:
+        yield Trouble("note", "no topic is known here: name those to ask about with --topic")
+    known = {kept.topic for kept in facts.kept}
+    for topic in facts.topics:
+        if topic not in known:
+            yield Trouble("note", f"the broker has no topic {topic}, so nothing is known of it; is its name right?")
+
+
+CHECKS: Checks = {"broker": _away, "topics": _topics}

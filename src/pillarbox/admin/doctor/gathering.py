@@ -1,0 +1,52 @@
+"""Gathering: asks the database and the broker for what the checks want to know. What is away is a fact too."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pillarbox.admin.doctor.finding import Facts
+from pillarbox.errors import BrokerUnavailable, StoreError
+from pillarbox.facts import FactStore
+from pillarbox.ports import Clock, Keeping, Query
+from pillarbox.settings import Settings
+
+NEWEST = 500
+"""The topics of so many of the newest events are asked about."""
+
+
+class Doctor:
+    """Asks one outbox and one broker, either of which may not be there."""
+
+    def __init__(self, settings: Settings, store: FactStore | None, keeping: Keeping | None, clock: Clock) -> None:
+        self._settings, self._store, self._keeping, self._clock = settings, store, keeping, clock
+
+    async def gather(self, topics: Sequence[str] = ()) -> Facts:
+        """Ask about these topics, or those that the settings name and that events went to lately."""
+        facts = Facts(self._settings, self._clock.now(), topics=topics or sorted(self._settings.topics))
+        if self._store is not None:
+            facts = await self._ask_store(self._store, facts, known=not topics)
+        return await self._ask_broker(facts)
+
+    async def _ask_store(self, store: FactStore, facts: Facts, *, known: bool) -> Facts:
+        try:
+            found = await store.facts()
+            facts = replace(facts, store=found, now=self._clock.now())
+            if not found.readable:
+                return facts
+            await store.open()
+            facts = replace(facts, stats=await store.stats(), now=self._clock.now())
+            if known:
+                newest = {record.topic for record in await store.find(Query(limit=NEWEST))}
+                facts = replace(facts, topics=sorted({*facts.topics, *newest}))
+            return facts
+        except StoreError as error:
+            return replace(facts, unread=str(error))
+        finally:
+            await store.close()
+
+    async def _ask_broker(self, facts: Facts) -> Facts:
+        if self._keeping is None:
+            return facts
+        try:
+            return replace(facts, kept=await self._keeping(facts.topics))
+        except BrokerUnavailable as error:
+            return replace(facts, away=str(error))

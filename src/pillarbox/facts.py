@@ -1,0 +1,140 @@
+"""Facts: what a store says of itself for `pillarbox doctor` to judge. Values; what of it is bad is not said here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal, Protocol
+
+from pillarbox.ports import SchemaStatus, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Something of the tables that is not as the migrations made it."""
+
+    what: str
+    """For people: "the index pillarbox_outbox_xid is missing"."""
+    statement: str | None = None
+    """The SQL that mends it, if one statement does."""
+
+
+@dataclass(frozen=True, slots=True)
+class SqliteFacts:
+    """How an SQLite file is, and how one opens it that sets nothing."""
+
+    schema: SchemaStatus
+    drift: Sequence[Drift] = ()
+    journal_mode: str | None = None
+    """As the file says; None if there is no file."""
+    synchronous: int | None = None
+    """What a connection has that does not set it: 0 OFF, 1 NORMAL, 2 FULL, 3 EXTRA."""
+
+    @property
+    def readable(self) -> bool:
+        """The tables can be read, and to open the store changes nothing."""
+        return self.schema.version == self.schema.needed and self.journal_mode == "wal"
+
+
+@dataclass(frozen=True, slots=True)
+class Lax:
+    """Where commits are told not to wait for the disk: a role, a database, both; neither is the server itself."""
+
+    role: str | None = None
+    database: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction of somebody that has not ended."""
+
+    pid: int
+    user: str | None
+    program: str | None
+    state: str | None
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTransaction:
+    """A transaction that was prepared for two-phase commit, and neither committed nor rolled back."""
+
+    gid: str
+    owner: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class XminHolder:
+    """Who keeps vacuum from removing what was deleted: by so many transactions it lags behind."""
+
+    kind: Literal["transaction", "prepared transaction", "slot", "standby"]
+    name: str
+    """A pid, a gid, or the slot's name."""
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
+class VacuumedTable:
+    """How one of our tables is vacuumed."""
+
+    name: str
+    autovacuum: bool
+    live: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What the user of this connection may do with our tables, compared with what a relay needs."""
+
+    user: str
+    superuser: bool
+    owner: bool
+    missing: Sequence[str] = ()
+    """For people: "DELETE on pillarbox_outbox"."""
+    beyond: Sequence[str] = ()
+    """What the outbox lets it do that no relay needs: "UPDATE"."""
+    public: Sequence[str] = ()
+    """Of what tables everybody may do something."""
+    sees_others: bool = True
+    """It sees what the sessions of other users are at."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresFacts:
+    """How a PostgreSQL server is, and our tables in it."""
+
+    schema: SchemaStatus
+    version: int
+    """As server_version_num: 150018."""
+    standby: bool
+    skew: timedelta
+    """So far the server's clock is ahead of this machine's, as far as can be told."""
+    pooled: bool
+    """A pooler stands between: the session is not ours alone."""
+    rights: Rights
+    drift: Sequence[Drift] = ()
+    fsync: bool = True
+    full_page_writes: bool = True
+    autovacuum: bool = True
+    lax: Sequence[Lax] = ()
+    identity_cache: int = 1
+    """So many ids of the outbox a session draws at once."""
+    transactions: Sequence[OpenTransaction] = ()
+    """The oldest first."""
+    prepared: Sequence[PreparedTransaction] = ()
+    xmin: Sequence[XminHolder] = ()
+    """The furthest behind first."""
+    tables: Sequence[VacuumedTable] = ()
+
+    @property
+    def readable(self) -> bool:
+        """The tables can be read, and to open the store changes nothing."""
+        return self.schema.version == self.schema.needed
+
+
+class FactStore(Store, Protocol):
+    """A store that can say how its database is."""
+
+    async def facts(self) -> SqliteFacts | PostgresFacts:
+        """Look, and change nothing: not even what opening the store would set right. Needs no `open`, only `close`."""

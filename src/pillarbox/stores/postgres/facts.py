@@ -1,0 +1,182 @@
+"""How a PostgreSQL server is, and our tables in it: asked of the catalogue, which everybody may read."""
+
+import re
+from datetime import timedelta
+from importlib.resources import files
+from typing import Any
+
+from pillarbox.facts import (
+    Lax,
+    OpenTransaction,
+    PostgresFacts,
+    PreparedTransaction,
+    Rights,
+    VacuumedTable,
+    XminHolder,
+)
+from pillarbox.ports import Clock
+from pillarbox.stores.postgres.connection import Connection
+from pillarbox.stores.postgres.drift import drift_of, names_of
+from pillarbox.stores.postgres.schema import NEEDED, Tables
+
+TOLD = 5
+"""So many of the oldest transactions are given."""
+_ON_TABLES = re.compile(r"GRANT ([A-Z, ]+) ON ((?:\{p\}\w+,?\s+)+)TO [^;]*?\{prefix\}relay\b")
+_BEYOND = ("INSERT", "UPDATE", "TRUNCATE", "TRIGGER")
+"""What no relay needs of the outbox."""
+
+
+class Looking:
+    """Looks, and changes nothing."""
+
+    def __init__(self, tables: Tables, clock: Clock) -> None:
+        self._tables, self._clock = tables, clock
+
+    async def facts(self, connection: Connection) -> PostgresFacts:
+        """Ask for everything."""
+        await connection.open()
+        schema = await self._tables.status(connection)
+        [[version, standby]] = await connection.run(
+            "SELECT current_setting('server_version_num')::int, pg_is_in_recovery()"
+        )
+        settings: dict[str, bool] = dict(
+            await connection.run(
+                "SELECT name, setting = 'on' FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'autovacuum')"
+            )
+        )
+        made = schema.version == NEEDED
+        return PostgresFacts(
+            schema=schema,
+            version=version,
+            standby=standby,
+            skew=await self._skew(connection),
+            pooled=connection.direct_backend is None,
+            rights=await self._rights(connection, made=made),
+            drift=await drift_of(connection, self._tables) if made else (),
+            **settings,
+            lax=await self._lax(connection),
+            identity_cache=await self._identity_cache(connection),
+            transactions=await self._transactions(connection),
+            prepared=await self._prepared(connection),
+            xmin=await self._xmin(connection),
+            tables=await self._vacuumed(connection),
+        )
+
+    async def _skew(self, connection: Connection) -> timedelta:
+        """Compare the clocks; what the way there and back may have taken is not counted."""
+        before = self._clock.now()
+        [[there]] = await connection.run("SELECT clock_timestamp()")
+        after = self._clock.now()
+        if before <= there <= after:
+            return timedelta(0)
+        ahead: timedelta = there - (after if there > after else before)
+        return ahead
+
+    async def _lax(self, connection: Connection) -> list[Lax]:
+        """Look where commits do not wait for the disk by default: the server, databases, roles."""
+        [[everywhere]] = await connection.run(
+            "SELECT setting = 'off' AND source NOT IN ('database', 'user', 'database user', 'client', 'session')"
+            " FROM pg_settings WHERE name = 'synchronous_commit'"
+        )
+        rows = await connection.run(
+            "SELECT r.rolname, d.datname FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole"
+            " LEFT JOIN pg_database d ON d.oid = s.setdatabase"
+            " WHERE 'synchronous_commit=off' = ANY (s.setconfig)"
+            " AND (s.setdatabase = 0 OR d.datname = current_database()) ORDER BY 1, 2"
+        )
+        return [*([Lax()] if everywhere else []), *(Lax(role, database) for role, database in rows)]
+
+    async def _identity_cache(self, connection: Connection) -> int:
+        rows = await connection.run(
+            "SELECT seqcache FROM pg_sequence WHERE seqrelid = to_regclass(%s)", [f"{self._tables.place}outbox_id_seq"]
+        )
+        return int(rows[0][0]) if rows else 1
+
+    async def _transactions(self, connection: Connection) -> list[OpenTransaction]:
+        rows = await connection.run(
+            "SELECT pid, usename::text, application_name, state, xact_start FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL"
+            " AND backend_type = 'client backend' ORDER BY xact_start LIMIT %s",
+            [TOLD],
+        )
+        return [OpenTransaction(*row) for row in rows]
+
+    async def _prepared(self, connection: Connection) -> list[PreparedTransaction]:
+        rows = await connection.run(
+            "SELECT gid, owner::text, prepared FROM pg_prepared_xacts WHERE database = current_database()"
+            " ORDER BY prepared LIMIT %s",
+            [TOLD],
+        )
+        return [PreparedTransaction(*row) for row in rows]
+
+    async def _xmin(self, connection: Connection) -> list[XminHolder]:
+        rows = await connection.run(
+            "SELECT * FROM ("
+            "SELECT CASE WHEN backend_type = 'walsender' THEN 'standby' ELSE 'transaction' END AS kind,"
+            " pid::text AS name, age(backend_xmin) AS behind FROM pg_stat_activity WHERE backend_xmin IS NOT NULL"
+            " AND pid <> pg_backend_pid() AND (datname = current_database() OR backend_type = 'walsender')"
+            " UNION ALL SELECT 'prepared transaction', gid, age(transaction) FROM pg_prepared_xacts"
+            " WHERE database = current_database()"
+            " UNION ALL SELECT 'slot', slot_name::text, greatest(age(xmin), age(catalog_xmin))"
+            " FROM pg_replication_slots WHERE xmin IS NOT NULL OR catalog_xmin IS NOT NULL"
+            ") held ORDER BY behind DESC LIMIT %s",
+            [TOLD],
+        )
+        return [XminHolder(*row) for row in rows]
+
+    async def _vacuumed(self, connection: Connection) -> list[VacuumedTable]:
+        rows = await connection.run(
+            "SELECT c.relname::text, coalesce((SELECT option_value::boolean FROM pg_options_to_table(c.reloptions)"
+            " WHERE option_name = 'autovacuum_enabled'), true),"
+            " coalesce(s.n_live_tup, 0), coalesce(s.n_dead_tup, 0)"
+            " FROM pg_class c LEFT JOIN pg_stat_all_tables s ON s.relid = c.oid"
+            " WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind = 'r' AND c.relname = ANY (%s) ORDER BY 1",
+            [self._tables.schema, names_of(self._tables)],
+        )
+        return [VacuumedTable(*row) for row in rows]
+
+    async def _rights(self, connection: Connection, *, made: bool) -> Rights:
+        outbox = f"{self._tables.place}outbox"
+        [[user, superuser, owner, sees]] = await connection.run(
+            "SELECT current_user::text, r.rolsuper,"
+            " coalesce(pg_has_role(c.relowner, 'USAGE'), false), pg_has_role('pg_read_all_stats', 'USAGE')"
+            " FROM pg_roles r LEFT JOIN pg_class c ON c.oid = to_regclass(%s) WHERE r.rolname = current_user",
+            [outbox],
+        )
+        if not made:
+            return Rights(user, superuser, owner, sees_others=sees)
+        needed = self._needed()
+        missing = await self._refused(connection, needed)
+        granted = set(_BEYOND) - {right for right, _ in await self._refused(connection, [(r, outbox) for r in _BEYOND])}
+        public = await connection.run(
+            "SELECT DISTINCT c.oid::regclass::text FROM pg_class c, aclexplode(c.relacl) a"
+            " WHERE a.grantee = 0 AND c.relnamespace = to_regnamespace(%s) AND c.relname = ANY (%s) ORDER BY 1",
+            [self._tables.schema, names_of(self._tables)],
+        )
+        return Rights(
+            user,
+            superuser,
+            owner,
+            tuple(f"{right} on {table}" for right, table in missing),
+            tuple(right for right in _BEYOND if right in granted),
+            tuple(row[0] for row in public),
+            sees,
+        )
+
+    def _needed(self) -> list[tuple[str, str]]:
+        """Read what a relay needs from the script that grants it."""
+        script = files("pillarbox.stores.postgres").joinpath("roles.sql").read_text()
+        return [
+            (right.strip(), f"{self._tables.place}{table}")
+            for rights, tables in _ON_TABLES.findall(script)
+            for table in re.findall(r"\{p\}(\w+)", tables)
+            for right in rights.split(",")
+        ]
+
+    async def _refused(self, connection: Connection, asked: list[tuple[str, str]]) -> list[tuple[Any, ...]]:
+        """Choose the rights that the user does not have."""
+        return await connection.run(
+            "SELECT a.wanted, a.name FROM unnest(%s::text[], %s::text[]) a(wanted, name)"
+            " WHERE to_regclass(a.name) IS NOT NULL AND NOT has_table_privilege(to_regclass(a.name)::oid, a.wanted)",
+            [[right for right, _ in asked], [table for _, table in asked]],
+        )
