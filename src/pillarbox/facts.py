@@ -138,3 +138,58 @@ class FactStore(Store, Protocol):
 
     async def facts(self) -> SqliteFacts | PostgresFacts:
         """Look, and change nothing: not even what opening the store would set right. Needs no `open`, only `close`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisFacts:
+    """How a Redis keeps what it has; None where it does not tell, as one that others run may not."""
+
+    durable: bool
+    """The relay waits for the disk (redis.durable)."""
+    appendonly: str | None
+    appendfsync: str | None
+    maxmemory: int | None
+    """0: as much as there is."""
+    maxmemory_policy: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NatsStream:
+    """The stream that takes a topic."""
+
+    topic: str
+    name: str
+    storage: str
+    acknowledges: bool
+    discard: str
+    bounded: bool
+    """It has a limit of messages or bytes."""
+    duplicate_window: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class NatsFacts:
+    """The streams of those topics that have one."""
+
+    streams: Sequence[NatsStream]
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitFacts:
+    """Where RabbitMQ has nowhere to put events. What is bound to an exchange cannot be asked over AMQP."""
+
+    exchange: str
+    """Where events are published; empty: to the queue that is named as the topic."""
+    exchange_missing: bool
+    queues_missing: Sequence[str]
+    """The topics without such a queue, if there is no exchange."""
+
+
+BrokerFacts = RedisFacts | NatsFacts | RabbitFacts
+
+
+class Looking(Protocol):
+    """Asks a broker how it is, and changes nothing."""
+
+    async def __call__(self, topics: Sequence[str]) -> BrokerFacts:
+        """Ask, about these topics. Raises BrokerUnavailable while it cannot be asked."""

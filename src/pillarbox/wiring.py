@@ -20,7 +20,7 @@ from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.errors import ConfigError, MissingExtra
-from pillarbox.facts import FactStore
+from pillarbox.facts import FactStore, Looking
 from pillarbox.inbox import consumer as consumers
 from pillarbox.inbox.hint import Hint
 from pillarbox.inbox.inbox import Handlers
@@ -145,20 +145,28 @@ def open_admin(settings: Settings) -> Admin:
 
 def open_keeping(settings: Settings) -> Keeping | None:
     """Make what asks the settings' broker how long it keeps messages; None if it keeps none that were had."""
+    keeping: Keeping | None = _asking(settings, "open_keeping")
+    return keeping
+
+
+def open_looking(settings: Settings) -> Looking | None:
+    """Make what asks the settings' broker how it is; None if there is nothing to ask."""
+    looking: Looking | None = _asking(settings, "open_looking")
+    return looking
+
+
+def _asking(settings: Settings, name: str) -> Any:
     if settings.broker is None:
         return None
     module, given = _chosen(settings, SystemClock(), Hooks())
-    if not hasattr(module, "open_keeping"):
-        return None
-    keeping: Keeping = module.open_keeping(given)
-    return keeping
+    return getattr(module, name)(given) if hasattr(module, name) else None
 
 
 def open_doctor(settings: Settings) -> Doctor:
     """Make what asks the outbox and the broker that the settings name, as far as they do, for what may go wrong."""
     clock = SystemClock()
     store = None if settings.database is None else _store(settings, _who(), clock, Hooks())()
-    return Doctor(settings, store, open_keeping(settings), clock)
+    return Doctor(settings, store, open_keeping(settings), open_looking(settings), clock)
 
 
 def open_source(settings: Settings) -> SourceAdmin:

@@ -135,7 +135,7 @@ async def test_a_broker_that_is_away_is_a_finding() -> None:
     async def keeping(topics: Sequence[str]) -> Sequence[Kept]:
         raise BrokerUnavailable("nobody listens")
 
-    facts = await Doctor(settings(days(30)), None, keeping, ManualClock()).gather(["orders"])
+    facts = await Doctor(settings(days(30)), None, keeping, None, ManualClock()).gather(["orders"])
     (finding,) = troubles(facts)
     assert (finding.severity, finding.check) == ("problem", "broker")
     assert finding.line == "the broker cannot be asked: nobody listens; while it is away, events wait in the outbox"

@@ -6,6 +6,8 @@ tables.py       the database can be read, its tables are as they should be, and 
 sqlite.py       how an SQLite file is
 postgres.py     how a PostgreSQL server is
 broker.py       the broker can be asked, and has the topics
+redis.py, nats.py, rabbitmq.py
+                how each of these brokers keeps what it has
 retention.py    consumers remember for long enough
 
 A check is a function of the facts that yields troubles, with a name in its group's CHECKS; a new one is a function, a
@@ -15,10 +17,10 @@ line there, and its tests.
 from collections.abc import Iterator, Sequence
 
 from pillarbox.admin.diagnosis import Severity
-from pillarbox.admin.doctor import broker, postgres, retention, sqlite, tables
+from pillarbox.admin.doctor import broker, nats, postgres, rabbitmq, redis, retention, sqlite, tables
 from pillarbox.admin.doctor.finding import Checks, Facts, Finding
 from pillarbox.admin.doctor.gathering import Doctor
-from pillarbox.facts import PostgresFacts, SqliteFacts
+from pillarbox.facts import NatsFacts, PostgresFacts, RabbitFacts, RedisFacts, SqliteFacts
 
 __all__ = ["Doctor", "Facts", "Finding", "examine"]
 
@@ -43,8 +45,15 @@ def _groups(facts: Facts) -> Iterator[Checks]:
         yield postgres.CHECKS
     if facts.stats is not None:
         yield tables.RELAYS
-    if facts.kept is not None or facts.away is not None:
+    if facts.kept is not None or facts.broker is not None or facts.away is not None:
         yield broker.CHECKS
+    match facts.broker:
+        case RedisFacts():
+            yield redis.CHECKS
+        case NatsFacts():
+            yield nats.CHECKS
+        case RabbitFacts():
+            yield rabbitmq.CHECKS
     yield retention.CHECKS
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from pillarbox.admin.diagnosis import Severity
-from pillarbox.facts import PostgresFacts, SqliteFacts
+from pillarbox.facts import BrokerFacts, PostgresFacts, SqliteFacts
 from pillarbox.ports import Kept, Stats
 from pillarbox.settings import Settings
 
@@ -27,6 +27,8 @@ class Facts:
     """Those that the broker was asked about."""
     kept: Sequence[Kept] | None = None
     """How long it keeps those of them that it has; None if it was not asked, or keeps nothing that was had."""
+    broker: BrokerFacts | None = None
+    """How it is; None if there is nothing to ask it, or it could not be asked."""
     away: str | None = None
     """Why the broker could not be asked."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from pillarbox.admin.doctor.finding import Facts
 from pillarbox.errors import BrokerUnavailable, StoreError
-from pillarbox.facts import FactStore
+from pillarbox.facts import FactStore, Looking
 from pillarbox.ports import Clock, Keeping, Query
 from pillarbox.settings import Settings
 
@@ -16,8 +16,16 @@ NEWEST = 500
 class Doctor:
     """Asks one outbox and one broker, either of which may not be there."""
 
-    def __init__(self, settings: Settings, store: FactStore | None, keeping: Keeping | None, clock: Clock) -> None:
-        self._settings, self._store, self._keeping, self._clock = settings, store, keeping, clock
+    def __init__(
+        self,
+        settings: Settings,
+        store: FactStore | None,
+        keeping: Keeping | None,
+        looking: Looking | None,
+        clock: Clock,
+    ) -> None:
+        self._settings, self._clock = settings, clock
+        self._store, self._keeping, self._looking = store, keeping, looking
 
     async def gather(self, topics: Sequence[str] = ()) -> Facts:
         """Ask about these topics, or those that the settings name and that events went to lately."""
@@ -44,9 +52,11 @@ class Doctor:
             await store.close()
 
     async def _ask_broker(self, facts: Facts) -> Facts:
-        if self._keeping is None:
-            return facts
         try:
-            return replace(facts, kept=await self._keeping(facts.topics))
+            if self._keeping is not None:
+                facts = replace(facts, kept=await self._keeping(facts.topics))
+            if self._looking is not None:
+                facts = replace(facts, broker=await self._looking(facts.topics))
+            return facts
         except BrokerUnavailable as error:
             return replace(facts, away=str(error))

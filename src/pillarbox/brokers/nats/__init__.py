@@ -9,18 +9,29 @@
     seat.py         one topic of a subscriber: who may read it, and what it has in hand
     subscriber.py   the far end
     keeping.py      how long a stream keeps what it has
+    looking.py      how it keeps it
 
 Only these files import the library nats-py, whose own name is `nats`.
 """
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.nats.keeping import NatsKeeping
+from pillarbox.brokers.nats.looking import NatsLooking
 from pillarbox.brokers.nats.options import NatsOptions
 from pillarbox.brokers.nats.publisher import NatsPublisher
 from pillarbox.brokers.nats.subscriber import NatsSubscriber
+from pillarbox.facts import Looking
 from pillarbox.ports import Keeping
 
-__all__ = ["NatsOptions", "NatsPublisher", "NatsSubscriber", "open_keeping", "open_publisher", "open_subscriber"]
+__all__ = [
+    "NatsOptions",
+    "NatsPublisher",
+    "NatsSubscriber",
+    "open_keeping",
+    "open_looking",
+    "open_publisher",
+    "open_subscriber",
+]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -35,3 +46,7 @@ def open_subscriber(given: Given) -> Subscribers:
 
 def open_keeping(given: Given) -> Keeping:
     return NatsKeeping(NatsOptions.read(*given.url, given.tables.get("nats", {})))
+
+
+def open_looking(given: Given) -> Looking:
+    return NatsLooking(NatsOptions.read(*given.url, given.tables.get("nats", {})))

@@ -2,10 +2,12 @@
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.rabbitmq.address import Address
+from pillarbox.brokers.rabbitmq.looking import RabbitLooking
 from pillarbox.brokers.rabbitmq.publisher import RabbitPublisher
 from pillarbox.brokers.rabbitmq.subscriber import RabbitSubscriber
+from pillarbox.facts import Looking
 
-__all__ = ["Address", "RabbitPublisher", "RabbitSubscriber", "open_publisher", "open_subscriber"]
+__all__ = ["Address", "RabbitPublisher", "RabbitSubscriber", "open_looking", "open_publisher", "open_subscriber"]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -16,3 +18,7 @@ def open_publisher(given: Given) -> Publishers:
 def open_subscriber(given: Given) -> Subscribers:
     address = Address.parse(":".join(given.url), given.tables.get("rabbitmq"))
     return lambda consumer, topics: RabbitSubscriber(address, consumer=consumer, topics=topics)
+
+
+def open_looking(given: Given) -> Looking:
+    return RabbitLooking(Address.parse(":".join(given.url), given.tables.get("rabbitmq")))

@@ -27,7 +27,7 @@ def arguments(version: str) -> dict[str, Any]:
 
 async def make(address: Address, queues: Mapping[str, str]) -> None:
     """Make the exchange, the queues and their bindings where they are missing. Raises what the link raises."""
-    desk = _Desk(address)
+    desk = Desk(address)
     try:
         for topic, queue in queues.items():
             await _make(desk, address.exchange, topic, queue)
@@ -35,7 +35,7 @@ async def make(address: Address, queues: Mapping[str, str]) -> None:
         await desk.close()
 
 
-async def _make(desk: "_Desk", exchange: str, topic: str, queue: str) -> None:
+async def _make(desk: "Desk", exchange: str, topic: str, queue: str) -> None:
     if not await desk.asks(lambda link: link.channel.queue_declare(queue, passive=True), NOT_FOUND):
         await desk.asks(lambda link: link.channel.queue_declare(queue, durable=True, arguments=arguments(link.version)))
     if not exchange:
@@ -46,7 +46,7 @@ async def _make(desk: "_Desk", exchange: str, topic: str, queue: str) -> None:
     await desk.asks(lambda link: link.channel.queue_bind(queue, exchange, topic), NOT_ALLOWED)
 
 
-class _Desk:
+class Desk:
     """Asks the server, over a link that is opened anew when a question has closed it."""
 
     def __init__(self, address: Address) -> None:

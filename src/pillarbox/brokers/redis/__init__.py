@@ -7,18 +7,21 @@ publisher.py    the near end: one MULTI/EXEC per batch
 scripts.py      the group's bookkeeping, as Lua that the server runs
 member.py       one member of a consumer group: its share of the partitions
 subscriber.py   the far end: waiting, and handing out
+looking.py      how the server keeps what it has
 hint.py         no stream at all: the inbox's notes of what was handled
 """
 
 from collections.abc import Sequence
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
+from pillarbox.brokers.redis.looking import RedisLooking
 from pillarbox.brokers.redis.options import read_options
 from pillarbox.brokers.redis.publisher import RedisPublisher
 from pillarbox.brokers.redis.subscriber import RedisSubscriber
+from pillarbox.facts import Looking
 from pillarbox.ports import Keeping, Kept
 
-__all__ = ["RedisPublisher", "RedisSubscriber", "open_keeping", "open_publisher", "open_subscriber"]
+__all__ = ["RedisPublisher", "RedisSubscriber", "open_keeping", "open_looking", "open_publisher", "open_subscriber"]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -41,3 +44,7 @@ def open_keeping(given: Given) -> Keeping:
         return [Kept(topic, None, by) for topic in topics]
 
     return keeping
+
+
+def open_looking(given: Given) -> Looking:
+    return RedisLooking(read_options(":".join(given.url), given.tables.get("redis", {})))

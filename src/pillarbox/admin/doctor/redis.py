@@ -1,0 +1,52 @@
+"""How a Redis keeps what it has."""
+
+from collections.abc import Iterator
+
+from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.facts import RedisFacts
+
+
+def _of(facts: Facts) -> RedisFacts:
+    assert isinstance(facts.broker, RedisFacts)
+    return facts.broker
+
+
+def _persistence(facts: Facts) -> Iterator[Trouble]:
+    redis = _of(facts)
+    if redis.appendonly is None or redis.appendfsync is None:
+        yield Trouble("note", "Redis does not say how it keeps what it has (CONFIG GET is refused); ask who runs it")
+    elif redis.appendonly != "yes":
+        line = (
+            "Redis keeps no append-only file: when it restarts, everything published since its last snapshot is gone,"
+            " and nobody notices; let it keep one, and write it down with CONFIG REWRITE"
+        )
+        yield Trouble("problem", line, ("redis-cli CONFIG SET appendonly yes",))
+    elif redis.appendfsync == "no" and not redis.durable:
+        line = (
+            "Redis leaves it to the system when its file reaches the disk (appendfsync no): a power cut loses what was"
+            " published in the last half minute; let it write, or let the relay wait for the disk: redis.durable = true"
+        )
+        yield Trouble("problem", line, ("redis-cli CONFIG SET appendfsync always",))
+    elif redis.appendfsync == "everysec" and not redis.durable:
+        line = (
+            "Redis writes to the disk once a second (appendfsync everysec): a power cut loses what was published in the"
+            " last two; write always, or let the relay wait for the disk: redis.durable = true"
+        )
+        yield Trouble("note", line, ("redis-cli CONFIG SET appendfsync always",))
+
+
+def _eviction(facts: Facts) -> Iterator[Trouble]:
+    redis = _of(facts)
+    policy = redis.maxmemory_policy or ""
+    if policy.startswith("allkeys"):
+        now = "when its memory is full" if redis.maxmemory else "once maxmemory is set and reached"
+        line = (
+            f"Redis may evict whole streams {now} (maxmemory-policy is {policy}): published events would be gone before"
+            " anybody has read them; refuse new ones instead, which then wait in the outbox"
+        )
+        yield Trouble(
+            "problem" if redis.maxmemory else "note", line, ("redis-cli CONFIG SET maxmemory-policy noeviction",)
+        )
+
+
+CHECKS: Checks = {"persistence": _persistence, "eviction": _eviction}
