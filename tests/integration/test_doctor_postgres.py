@@ -352,7 +352,7 @@ async def test_events_that_nobody_relays_are_found(migrated: str) -> None:
     add(migrated)
     (finding,) = troubles(await gather(migrated))
     assert (finding.severity, finding.check) == ("problem", "events are relayed")
-    assert finding.line.startswith("no relay has ever run here, and 1 event waits, the oldest for 0 s: ")
+    assert finding.line.startswith("no relay has ever run here, and 1 event waits, the oldest for ")
 
 
 async def test_a_relay_that_died_with_its_lanes_is_found(migrated: str, execute: Execute) -> None:
