@@ -229,6 +229,10 @@ class SlotSeen:
     watched_at: datetime
 
 
+LATELY = timedelta(minutes=1)
+"""The while of which `Stats.published_lately` tells."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The state of an outbox at a glance. Counts are exact up to 10,000; beyond, `pending_exact` is False."""
@@ -247,6 +251,14 @@ class Stats:
     relays: Sequence[RelaySeen] = ()
     pending_by_topic: dict[str, int] = field(default_factory=dict)
     """Of the first 10,000 pending ones."""
+    pending_about: int | None = None
+    """How many are pending where they are not counted: an estimate by ids, which have gaps. None if there is none."""
+    parked_by_topic: dict[str, dict[Status, int]] = field(default_factory=dict)
+    """Of each topic the retrying, blocked, delayed and dead ones; of each state the first 10,000."""
+    blocked_lines: int = 0
+    """In so many lines, which are mostly aggregates, the next event has to wait behind a retrying or dead one."""
+    published_lately: int = 0
+    """So many were published in the last minute (LATELY)."""
     inbox_dead: int = 0
     inbox_waiting: int = 0
     """Received events that are stored, tried again, or wait behind one that is."""

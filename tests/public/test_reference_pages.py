@@ -45,6 +45,7 @@ PLANNED = [
     "resume",
     "source log",
     "source slot",
+    "stats",
     "status",
 ]
 

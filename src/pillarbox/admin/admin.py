@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from pillarbox.admin.diagnosis import Finding, diagnose, living
+from pillarbox.admin.figures import Figures
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Place
 from pillarbox.core.payload import is_json
@@ -134,6 +135,10 @@ class Admin:
     async def stats(self) -> Stats:
         """Look at the whole."""
         return await self._store.stats()
+
+    async def figures(self) -> Figures:
+        """Look at the whole, with its rates and ages."""
+        return Figures(await self._store.stats(), self._clock.now())
 
     async def find(self, query: Query) -> Sequence[Record]:
         """Find events."""

@@ -23,6 +23,7 @@ from pillarbox.cli import (
     relay,
     replay,
     source,
+    stats,
     status,
     topics,
 )
@@ -45,6 +46,7 @@ app.command("demo")(demo.demo)
 app.command("init")(config.init)
 app.add_typer(migrate.app, name="migrate")
 app.command("status")(status.status)
+app.command("stats")(stats.stats)
 app.command("doctor")(doctor.doctor)
 app.add_typer(relay.app, name="relay")
 app.add_typer(source.app, name="source")

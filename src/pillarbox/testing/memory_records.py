@@ -11,11 +11,24 @@ from pillarbox.core.entry import Entry
 from pillarbox.core.insert import EPOCH
 from pillarbox.core.routing import Line
 from pillarbox.errors import ConfigError, StoreError
-from pillarbox.ports import DeadGroup, Deed, Pause, Query, Record, RelaySeen, Retention, SchemaStatus, Stats, Status
+from pillarbox.ports import (
+    LATELY,
+    DeadGroup,
+    Deed,
+    Pause,
+    Query,
+    Record,
+    RelaySeen,
+    Retention,
+    SchemaStatus,
+    Stats,
+    Status,
+)
 from pillarbox.testing.memory import Parked, Row
 from pillarbox.testing.memory_source import MemorySource
 
 COUNTED = 10_000
+PARKED: tuple[Status, ...] = ("retrying", "blocked", "delayed", "dead")
 BATCH = 5_000
 
 
@@ -69,7 +82,22 @@ class MemoryStore(MemorySource):
             pauses=sorted(self.database.pauses.values(), key=lambda pause: pause.topic),
             relays=list(self._relays()),
             pending_by_topic=by_topic,
+            pending_about=len(pending) if len(pending) > COUNTED else None,
+            parked_by_topic=self._parked_by_topic(),
+            blocked_lines=len({row.line for row in self.database.parked if row.active and row.line is not None}),
+            published_lately=sum(
+                tick.published for tick in self.database.ticks if tick.at > self.database.clock.now() - LATELY
+            ),
         )
+
+    def _parked_by_topic(self) -> dict[str, dict[Status, int]]:
+        counts: dict[str, dict[Status, int]] = {}
+        for state in PARKED:
+            for row in self.database.parked:
+                if row.state == state:
+                    of = counts.setdefault(row.entry.topic, {})
+                    of[state] = of.get(state, 0) + 1
+        return counts
 
     def _count(self, state: str) -> int:
         return sum(row.state == state for row in self.database.parked)

@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Any
 
 from pillarbox.core.routing import LANES
-from pillarbox.ports import Away, FullLot, Pause, RelaySeen, Stats
+from pillarbox.ports import LATELY, Away, FullLot, Pause, RelaySeen, Stats, Status
 from pillarbox.stores.postgres.careful import CRASHES
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.parking import IN_LINE, ROOM
@@ -13,6 +13,7 @@ from pillarbox.stores.postgres.slot import Slot
 
 RECEIVED = ("stored", "held", "retrying", "blocked")
 """States of received events that wait."""
+PARKED: tuple[Status, ...] = ("retrying", "blocked", "delayed", "dead")
 COUNTED = 10_000
 WALK = 100_000
 """So many rows beyond a position are looked at: behind an old position of a paused topic lies everybody else's log."""
@@ -33,20 +34,25 @@ class Overview:
         """Look at the whole."""
         stopped = await self._stopped(connection)
         pending, exact, oldest, by_topic = await self._pending(connection, copied=stopped == ELSEWHERE)
-        retrying, blocked, delayed, dead, inbox_dead, waits, receives, last_published = await self._counts(connection)
+        inbox_dead, waits, receives, last_published, lately, lines = await self._counts(connection)
+        parked = await self._parked(connection)
         return Stats(
             pending=pending,
             pending_exact=exact,
             oldest_pending_at=oldest,
-            retrying=retrying,
-            blocked=blocked,
-            delayed=delayed,
-            dead=dead,
+            retrying=_total(parked, "retrying"),
+            blocked=_total(parked, "blocked"),
+            delayed=_total(parked, "delayed"),
+            dead=_total(parked, "dead"),
             last_published_at=last_published,
             heads=await self._finder.heads(connection, HEADS),
             pauses=await self._pauses(connection),
             relays=await self._relays(connection),
             pending_by_topic=by_topic,
+            pending_about=None if exact or stopped else await self._about(connection),
+            parked_by_topic=parked,
+            blocked_lines=lines,
+            published_lately=lately,
             inbox_dead=inbox_dead,
             inbox_waiting=waits,
             receives=receives,
@@ -94,6 +100,28 @@ class Overview:
             " ORDER BY t.topic LIMIT 1) ORDER BY o.id LIMIT %s"
         )
 
+    async def _about(self, connection: Connection) -> int | None:
+        """Estimate by ids how much lies beyond the main positions, each by its share of the lanes; what a detour keeps
+        cannot be told by ids."""
+        [[about]] = await connection.run(
+            f"WITH newest AS (SELECT id FROM {self._p}outbox ORDER BY id DESC LIMIT 1)"
+            " SELECT sum(greatest(n.id - greatest(t.m1, t.last_id, t.floor_id), 0)"
+            f" * length(replace(t.lanes::bit(64)::text, '0', '')) / {LANES})::bigint"
+            f" FROM {self._p}places() t, newest n WHERE t.topic IS NULL"
+        )
+        return int(about) if about is not None and about > COUNTED else None
+
+    async def _parked(self, connection: Connection) -> dict[str, dict[Status, int]]:
+        """Count what is parked, by topic and state, up to COUNTED of each state."""
+        states = " UNION ALL ".join(
+            f"(SELECT topic, state FROM {self._p}parked WHERE state = '{state}' LIMIT {COUNTED})" for state in PARKED
+        )
+        rows = await connection.run(f"SELECT topic, state, count(*) FROM ({states}) them GROUP BY topic, state")
+        found: dict[str, dict[Status, int]] = {}
+        for topic, state, count in rows:
+            found.setdefault(topic, {})[state] = count
+        return found
+
     async def _counts(self, connection: Connection) -> tuple[Any, ...]:
         def count(table: str, state: str) -> str:
             return (
@@ -101,14 +129,16 @@ class Overview:
             )
 
         received = " + ".join(count("inbox_parked", state) for state in RECEIVED)
-        states = ", ".join(count("parked", state) for state in ("retrying", "blocked", "delayed", "dead"))
+        since = f"{self._p}now() - interval '{LATELY.total_seconds():.0f} s'"
         # Not max(): the newest tick is the last one that published, whatever the clock did in between.
         [row] = await connection.run(
-            f"SELECT {states}, {count('inbox_parked', 'dead')}, {received},"
+            f"SELECT {count('inbox_parked', 'dead')}, {received},"
             f" EXISTS (SELECT 1 FROM {self._p}inbox) OR EXISTS (SELECT 1 FROM {self._p}inbox_parked), greatest("
             f"(SELECT at FROM {self._p}ticks WHERE published > 0 ORDER BY n DESC LIMIT 1),"
             f" (SELECT settled_at FROM {self._p}parked WHERE state = 'published' AND settled_at IS NOT NULL"
-            " ORDER BY settled_at DESC LIMIT 1))"
+            " ORDER BY settled_at DESC LIMIT 1)),"
+            f" (SELECT coalesce(sum(published), 0) FROM {self._p}ticks WHERE at > {since})::bigint,"
+            f" (SELECT count(*) FROM (SELECT DISTINCT line FROM {self._p}parked WHERE {IN_LINE} LIMIT {COUNTED}) them)"
         )
         return row
 
@@ -160,3 +190,7 @@ class Overview:
             if head := await self._finder.at(connection, position):
                 return FullLot(standing, head, longest - 1)
         return None
+
+
+def _total(parked: dict[str, dict[Status, int]], state: Status) -> int:
+    return sum(of.get(state, 0) for of in parked.values())

@@ -239,14 +239,16 @@ class Log:
             moved = self._accept(settlements)
             now = microseconds(self._clock.now())
             detours = self._send_back(db, moved)
+            uncounted = parked
             for topic, (way, accepted) in moved.items():
                 if topic not in detours:
-                    self._tick(db, topic, way.after(accepted), *_counts(accepted))
+                    self._tick(db, topic, way.after(accepted), *_counts([*accepted, *uncounted]))
+                    uncounted = []
                 self._lot.park(db, accepted, now)
             if parked:
                 self._lot.settle(db, parked, now)
-                if not moved:  # the position stays, but people want to see that something was published
-                    self._tick(db, None, self._main.position, *_counts(parked))
+            if uncounted:  # the position stays, but people want to see that something was published
+                self._tick(db, None, self._main.position, *_counts(uncounted))
             self._hooks.reach(Moment.SETTLING, count=len(settlements))
         for way, accepted in moved.values():
             way.move(way.after(accepted))

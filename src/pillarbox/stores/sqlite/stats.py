@@ -2,18 +2,20 @@
 
 import sqlite3
 
+from pillarbox.core.insert import microseconds
 from pillarbox.core.routing import LANES
 from pillarbox.kernel_lock import is_free
-from pillarbox.ports import Away, FullLot, Pause, RelaySeen, Stats
+from pillarbox.ports import LATELY, Away, Clock, FullLot, Pause, RelaySeen, Stats, Status
 from pillarbox.stores.sqlite import parking
 from pillarbox.stores.sqlite.connection import reading
 from pillarbox.stores.sqlite.lanes import lock_file
-from pillarbox.stores.sqlite.positions import Positions, begun_again, load_positions
+from pillarbox.stores.sqlite.positions import Positions, begun_again, detoured_topics, load_positions
 from pillarbox.stores.sqlite.records import Finder
 from pillarbox.stores.sqlite.rows import instant, maybe_instant
 
 RECEIVED = ("stored", "held", "retrying", "blocked")
 """States of received events that wait."""
+PARKED: tuple[Status, ...] = ("retrying", "blocked", "delayed", "dead")
 COUNTED = 10_000
 HEADS = 20
 
@@ -21,8 +23,8 @@ HEADS = 20
 class Overview:
     """Counts, the heads of blocked lines, pauses and relays, as of one moment."""
 
-    def __init__(self, prefix: str, finder: Finder, path: str) -> None:
-        self._p, self._finder, self._path = prefix, finder, path
+    def __init__(self, prefix: str, finder: Finder, path: str, clock: Clock) -> None:
+        self._p, self._finder, self._path, self._clock = prefix, finder, path, clock
 
     def stats(self, db: sqlite3.Connection) -> Stats:
         """Look at the whole."""
@@ -30,6 +32,7 @@ class Overview:
             positions = load_positions(db, self._p)
             by_topic, oldest = self._pending(db, positions)
             pending = sum(by_topic.values())
+            parked = self._parked(db)
             published = db.execute(
                 f"SELECT at FROM {self._p}ticks WHERE published > 0 ORDER BY n DESC LIMIT 1"
             ).fetchone()
@@ -37,15 +40,19 @@ class Overview:
                 pending=min(pending, COUNTED),
                 pending_exact=pending <= COUNTED,
                 oldest_pending_at=maybe_instant(oldest),
-                retrying=self._count(db, "parked", "retrying"),
-                blocked=self._count(db, "parked", "blocked"),
-                delayed=self._count(db, "parked", "delayed"),
-                dead=self._count(db, "parked", "dead"),
+                retrying=_total(parked, "retrying"),
+                blocked=_total(parked, "blocked"),
+                delayed=_total(parked, "delayed"),
+                dead=_total(parked, "dead"),
                 last_published_at=maybe_instant(published[0]) if published else None,
                 heads=self._finder.heads(db, HEADS),
                 pauses=self._pauses(db),
                 relays=self._relays(db),
                 pending_by_topic=by_topic,
+                pending_about=self._about(db, positions) if pending > COUNTED else None,
+                parked_by_topic=parked,
+                blocked_lines=self._blocked_lines(db),
+                published_lately=self._published_lately(db),
                 inbox_dead=self._count(db, "inbox_parked", "dead"),
                 inbox_waiting=sum(self._count(db, "inbox_parked", state) for state in RECEIVED),
                 stopped=begun_again(db, self._p, positions.highest),
@@ -76,6 +83,39 @@ class Overview:
         for _, topic, _ in rows:
             by_topic[topic] = by_topic.get(topic, 0) + 1
         return by_topic, min((created for _, _, created in rows), default=None)
+
+    def _about(self, db: sqlite3.Connection, positions: Positions) -> int | None:
+        """Estimate by ids how much lies beyond the main position; what a detour keeps cannot be told by ids."""
+        [newest] = db.execute(f"SELECT max(id) FROM {self._p}outbox").fetchone()
+        about = (newest or 0) - positions.main
+        return about if about > COUNTED else None
+
+    def _parked(self, db: sqlite3.Connection) -> dict[str, dict[Status, int]]:
+        """Count what is parked, by topic and state, up to COUNTED of each state."""
+        found: dict[str, dict[Status, int]] = {}
+        for state in PARKED:
+            rows = db.execute(
+                f"SELECT topic, count(*) FROM (SELECT topic FROM {self._p}parked WHERE state = ? LIMIT {COUNTED})"
+                " GROUP BY topic",
+                (state,),
+            )
+            for topic, count in rows:
+                found.setdefault(topic, {})[state] = count
+        return found
+
+    def _blocked_lines(self, db: sqlite3.Connection) -> int:
+        sql = (
+            f"SELECT count(*) FROM (SELECT DISTINCT line FROM {self._p}parked INDEXED BY {self._p}parked_line"
+            f" WHERE {parking.IN_LINE} LIMIT {COUNTED})"
+        )
+        count: int = db.execute(sql).fetchone()[0]
+        return count
+
+    def _published_lately(self, db: sqlite3.Connection) -> int:
+        sql = f"SELECT coalesce(sum(published), 0) FROM {self._p}ticks WHERE topic IS ? AND at > ?"
+        since = microseconds(self._clock.now() - LATELY)
+        lines = (None, *detoured_topics(db, self._p))
+        return sum(db.execute(sql, (topic, since)).fetchone()[0] for topic in lines)
 
     def _count(self, db: sqlite3.Connection, table: str, state: str) -> int:
         sql = f"SELECT count(*) FROM (SELECT 1 FROM {self._p}{table} WHERE state = ? LIMIT {COUNTED})"
@@ -118,3 +158,7 @@ class Overview:
             )
             for owner, seen, until, holds, locked, since, error in rows
         ]
+
+
+def _total(parked: dict[str, dict[Status, int]], state: Status) -> int:
+    return sum(of.get(state, 0) for of in parked.values())

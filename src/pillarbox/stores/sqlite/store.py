@@ -54,7 +54,7 @@ class SqliteStore:
         self._lanes = LaneGroup(file, owner, prefix, lease, clock)
         self._log = Log(owner, prefix, topics, self._lanes, clock, hooks)
         self._finder = Finder(prefix)
-        self._overview = Overview(prefix, self._finder, file)
+        self._overview = Overview(prefix, self._finder, file, clock)
         self._mending = Mending(prefix, self._finder, clock)
         self._pruner = Pruner(prefix, clock)
         self._one_reader = asyncio.Lock()

@@ -53,6 +53,29 @@ class ShowsTheOldestOfAllAsPending(MemoryStore):
         return replace(stats, oldest_pending_at=oldest if stats.pending else None)
 
 
+@breaks("test_what_is_parked_is_counted_by_its_topic")
+class CountsOnlyTheDeadOfATopic(MemoryStore):
+    async def stats(self) -> Stats:
+        stats = await super().stats()
+        dead: dict[str, dict[Status, int]] = {
+            topic: {"dead": of["dead"]} for topic, of in stats.parked_by_topic.items() if "dead" in of
+        }
+        return replace(stats, parked_by_topic=dead)
+
+
+@breaks("test_lines_behind_a_failure_are_counted_once_each")
+class CountsEveryParkedEventAsALine(MemoryStore):
+    async def stats(self) -> Stats:
+        return replace(await super().stats(), blocked_lines=sum(row.active for row in self.database.parked))
+
+
+@breaks("test_what_was_published_in_the_last_minute_is_counted")
+class CountsAllThatWasEverPublished(MemoryStore):
+    async def stats(self) -> Stats:
+        published = sum(tick.published for tick in self.database.ticks)
+        return replace(await super().stats(), published_lately=published)
+
+
 @breaks("test_what_was_settled_is_published_with_its_time")
 class ShowsTheFirstPublishingAsTheLast(MemoryStore):
     async def stats(self) -> Stats:

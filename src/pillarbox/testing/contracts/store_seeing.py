@@ -108,6 +108,35 @@ class SeeingRules:
         await settle(store, await read(store), DEAD)
         assert (await store.stats()).last_published_at is None
 
+    async def test_what_is_parked_is_counted_by_its_topic(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        later = event("L", "3", topic="invoices", available_at=due(bench, 60))
+        await bench.add(event("R", "1"), event("D", "2", topic="invoices"), event("B", "2", topic="invoices"), later)
+        await settle_each(store, await read(store), R=soon(bench), D=DEAD, B=BLOCKED, L=Delayed(due(bench, 60)))
+        stats = await store.stats()
+        invoices = {"dead": 1, "blocked": 1, "delayed": 1}
+        assert stats.parked_by_topic == {"orders": {"retrying": 1}, "invoices": invoices}
+
+    async def test_lines_behind_a_failure_are_counted_once_each(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("R", "1"), event("D", "2"), event("B", "2"), event("F", None), event("S", "3"))
+        failed = soon(bench)
+        await settle_each(store, await read(store), R=failed, D=DEAD, B=BLOCKED, F=failed, S=SKIPPED)
+        assert (await store.stats()).blocked_lines == 2
+
+    async def test_what_was_published_in_the_last_minute_is_counted(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B", "2"))
+        await settle_each(store, await read(store), A=PUBLISHED, B=soon(bench))
+        bench.clock.advance(30)
+        await bench.add(event("C", "3"))
+        assert sorted(await publish_all(store)) == ["B", "C"]
+        assert (await store.stats()).published_lately == 3
+        bench.clock.advance(31)
+        assert (await store.stats()).published_lately == 2
+        bench.clock.advance(60)
+        assert (await store.stats()).published_lately == 0
+
     async def test_what_is_parked_is_counted_by_its_state(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("R", "1"), event("D", "2"), event("B", "2"), event("L", "3"))
