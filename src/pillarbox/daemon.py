@@ -44,6 +44,11 @@ class Daemon(ABC):
     def stopping(self) -> bool:
         return self._stop.is_set()
 
+    @property
+    def started(self) -> bool:
+        """It has everything that it needs, or lives beside something that need not wait for it."""
+        return self._started.is_set()
+
     def run_forever(self) -> None:
         """Block and run. SIGTERM or SIGINT drains and hands over; a second one stops at once."""
         collect_rarely()

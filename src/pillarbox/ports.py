@@ -259,6 +259,8 @@ class Stats:
     """In so many lines, which are mostly aggregates, the next event has to wait behind a retrying or dead one."""
     published_lately: int = 0
     """So many were published in the last minute (LATELY)."""
+    table_bytes: dict[str, int] = field(default_factory=dict, compare=False)
+    """What each table takes, with its indexes; one that keeps all of them in a file says "file"."""
     inbox_dead: int = 0
     inbox_waiting: int = 0
     """Received events that are stored, tried again, or wait behind one that is."""

@@ -27,6 +27,7 @@ from pillarbox.inbox.inbox import Handlers
 from pillarbox.ports import Clock, Keeping, Publisher, Subscriber
 from pillarbox.relay import relay as relays
 from pillarbox.relay import watch as watches
+from pillarbox.serving import serve_consumer, serve_relay
 from pillarbox.settings import Settings
 from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.urls import Url, file_of, parse_url, without_secrets
@@ -71,19 +72,36 @@ class Relay(relays.Relay):
     ) -> None:
         settings = _settled(settings, database=database, broker=broker)
         clock, hooks = clock or SystemClock(), hooks or Hooks(LogMoments())
+        self._serving = serving = serve_relay(self, settings, clock, hooks, open_admin)
+        hooks = serving.hooks
         if publish is not None and broker is not None:
             raise ConfigError("publish, broker: give one of them: a function of your own, or where events go")
         open_publisher = _publisher(settings, broker, clock, hooks) if publish is None else _function(publish, settings)
         open_store = _store(settings, _owner(), clock, hooks)
-        super().__init__(lambda: relays.Parts(open_store(), open_publisher()), settings, clock, hooks)
+        super().__init__(
+            lambda: relays.Parts(serving.store(open_store()), serving.publisher(open_publisher())),
+            settings,
+            clock,
+            hooks,
+        )
+
+    async def run(self) -> None:
+        async with self._serving.server:
+            await super().run()
 
 
 class Watch(watches.Watch):
     """Keeps status and retention of an outbox whose events the reader of a replication slot carries."""
 
     def __init__(self, settings: Settings, *, hooks: Hooks | None = None) -> None:
-        hooks = hooks or Hooks(LogMoments())
-        super().__init__(_watching_store(settings, _owner(), SystemClock(), hooks), settings, hooks)
+        clock = SystemClock()
+        self._serving = serving = serve_relay(self, settings, clock, hooks or Hooks(LogMoments()), open_admin)
+        open_store = _watching_store(settings, _owner(), clock, serving.hooks)
+        super().__init__(lambda: serving.store(open_store()), settings, serving.hooks)
+
+    async def run(self) -> None:
+        async with self._serving.server:
+            await super().run()
 
 
 class Consumer(consumers.Consumer):
@@ -108,6 +126,8 @@ class Consumer(consumers.Consumer):
             raise ConfigError(f'topics: {topics!r} is no list of topics; name at least one: ["order-events"]')
         if not isinstance(getattr(inbox, "handlers", None), Handlers):
             raise ConfigError(f"inbox: {inbox!r:.60} is no Inbox of a door, such as pillarbox.sqlalchemy")
+        self._serving = serve_consumer(self, settings, hooks)
+        hooks = self._serving.hooks
         open_subscriber = _subscriber(settings, broker, inbox.handlers.consumer, topics, clock, hooks)
         super().__init__(
             inbox,
@@ -123,6 +143,10 @@ class Consumer(consumers.Consumer):
             unhandled=settings.inbox.unhandled,
             open_hint=_hint(settings),
         )
+
+    async def run(self) -> None:
+        async with self._serving.server:
+            await super().run()
 
 
 def _hint(settings: Settings) -> Callable[[], Hint] | None:

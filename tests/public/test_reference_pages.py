@@ -31,6 +31,7 @@ PLANNED = [
     "events list",
     "events show",
     "events tail",
+    "health",
     "init",
     "migrate check",
     "migrate sql",

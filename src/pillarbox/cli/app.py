@@ -18,6 +18,7 @@ from pillarbox.cli import (
     demo,
     doctor,
     events,
+    health,
     migrate,
     prune,
     relay,
@@ -46,6 +47,7 @@ app.command("demo")(demo.demo)
 app.command("init")(config.init)
 app.add_typer(migrate.app, name="migrate")
 app.command("status")(status.status)
+app.command("health")(health.health)
 app.command("stats")(stats.stats)
 app.command("doctor")(doctor.doctor)
 app.add_typer(relay.app, name="relay")

@@ -87,11 +87,17 @@ class Consumer(Daemon):
         self._rules = Rules(policy, topics, concurrency, timeout, chance, remembers, unordered, stores, unhandled)
         self._clock, self._hooks = clock, hooks
         self._passed_over: Counter[str] = Counter()
+        self._receptions: Counter[Reception] = Counter()
 
     @property
     def passed_over(self) -> Mapping[str, int]:
         """How many events of which types had no handler here, in the last run."""
         return self._passed_over
+
+    @property
+    def receptions(self) -> Mapping[str, int]:
+        """What deliveries have become, in the last run: handled, copies, ignored."""
+        return {name: self._receptions[reception] for name, reception in _COUNTED.items()}
 
     async def run(self) -> None:
         """Consume until `stop` is called or the task is cancelled."""
@@ -104,7 +110,7 @@ class Consumer(Daemon):
     async def _consume(self, *, once: bool, patience: float) -> int:
         hint = self._open_hint and self._open_hint()
         intake = Intake(self._inbox, self._open_subscriber(), self._rules, self._clock, self._hooks, hint)
-        self._passed_over = intake.passed_over
+        self._passed_over, self._receptions = intake.passed_over, intake.receptions
         try:
             intake.begin()
             self._started.set()
@@ -168,6 +174,11 @@ class Intake:
     def handled(self) -> int:
         """How many events were handled."""
         return self._handling.counts[Reception.HANDLED]
+
+    @property
+    def receptions(self) -> Counter[Reception]:
+        """How many deliveries became what."""
+        return self._handling.counts
 
     @property
     def passed_over(self) -> Counter[str]:

@@ -15,6 +15,7 @@ ZERO = timedelta(0)
 LONGEST = timedelta(days=36_500)
 MOST = {"relay.batch": 100_000, "relay.retries": 1_000, "inbox.concurrency": 1_000}
 """Above these, a value is a slip of the hand."""
+HIGHEST_PORT = 65_535
 
 
 def _at_least(key: str, value: int, least: int) -> None:
@@ -123,13 +124,24 @@ class InboxSettings:
 class HealthSettings:
     """What counts as unhealthy, and where health is served."""
 
-    listen: str = "127.0.0.1:9464"
+    listen: str | None = None
     oldest_pending: timedelta = timedelta(minutes=5)
     canary: timedelta | None = None
 
     def __post_init__(self) -> None:
         _within_bounds("health", self)
         _above_zero("health.oldest_pending", self.oldest_pending)
+        if self.listen is not None:
+            split_place(self.listen)
+
+
+def split_place(listen: str) -> tuple[str, int]:
+    """Read where to listen: "127.0.0.1:9464", "[::1]:9464"; port 0 is any that is free."""
+    host, _, port = listen.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not bare or (":" in bare) != host.startswith("[") or not port.isdecimal() or int(port) > HIGHEST_PORT:
+        raise ConfigError("health.listen: must be HOST:PORT, such as 127.0.0.1:9464, or none")
+    return bare, int(port)
 
 
 TABLES: Mapping[str, type] = {

@@ -25,7 +25,7 @@ MEANINGS = {
     "inbox.unordered": "the broker does not keep the order: numbered events wait until those before them are there",
     "inbox.unhandled": 'types without a handler: "dead" letters; "ignore": passed over; "fail": the consumer stops',
     "inbox.hint": "a Redis (redis://, rediss://) that may save looking copies up in PostgreSQL; it may lose all it has",
-    "health.listen": "where health and metrics are to be served; not used yet",
+    "health.listen": "where daemons serve /livez, /readyz, /startupz and /metrics over HTTP, such as 127.0.0.1:9464",
     "health.oldest_pending": "an event that waits longer is unhealthy",
     "health.canary": "how often a probe is to travel through the broker; not used yet",
 }

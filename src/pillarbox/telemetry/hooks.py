@@ -103,3 +103,7 @@ class Hooks:
         """Tell everybody that listens; called once per batch, not per event."""
         for listener in self._listeners:
             listener(moment, facts)
+
+    def also(self, *listeners: Listener) -> "Hooks":
+        """Give hooks that tell others too, after those that listen already."""
+        return Hooks(*self._listeners, *listeners)

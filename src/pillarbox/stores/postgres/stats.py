@@ -14,6 +14,7 @@ from pillarbox.stores.postgres.slot import Slot
 RECEIVED = ("stored", "held", "retrying", "blocked")
 """States of received events that wait."""
 PARKED: tuple[Status, ...] = ("retrying", "blocked", "delayed", "dead")
+GROWING = ("outbox", "ticks", "parked", "archive", "inbox", "inbox_parked")
 COUNTED = 10_000
 WALK = 100_000
 """So many rows beyond a position are looked at: behind an old position of a paused topic lies everybody else's log."""
@@ -53,6 +54,7 @@ class Overview:
             parked_by_topic=parked,
             blocked_lines=lines,
             published_lately=lately,
+            table_bytes=await self._bytes(connection),
             inbox_dead=inbox_dead,
             inbox_waiting=waits,
             receives=receives,
@@ -141,6 +143,11 @@ class Overview:
             f" (SELECT count(*) FROM (SELECT DISTINCT line FROM {self._p}parked WHERE {IN_LINE} LIMIT {COUNTED}) them)"
         )
         return row
+
+    async def _bytes(self, connection: Connection) -> dict[str, int]:
+        """Look how large the tables are that grow."""
+        tables = ", ".join(f"('{table}', pg_total_relation_size('{self._p}{table}'))" for table in GROWING)
+        return dict(await connection.run(f"SELECT * FROM (VALUES {tables}) them"))
 
     async def _pauses(self, connection: Connection) -> list[Pause]:
         rows = await connection.run(f"SELECT topic, since, who, why FROM {self._p}pauses ORDER BY topic")

@@ -53,6 +53,7 @@ class Overview:
                 parked_by_topic=parked,
                 blocked_lines=self._blocked_lines(db),
                 published_lately=self._published_lately(db),
+                table_bytes=_bytes(db),
                 inbox_dead=self._count(db, "inbox_parked", "dead"),
                 inbox_waiting=sum(self._count(db, "inbox_parked", state) for state in RECEIVED),
                 stopped=begun_again(db, self._p, positions.highest),
@@ -162,3 +163,8 @@ class Overview:
 
 def _total(parked: dict[str, dict[Status, int]], state: Status) -> int:
     return sum(of.get(state, 0) for of in parked.values())
+
+
+def _bytes(db: sqlite3.Connection) -> dict[str, int]:
+    [pages], [size] = db.execute("PRAGMA page_count").fetchone(), db.execute("PRAGMA page_size").fetchone()
+    return {"file": pages * size}

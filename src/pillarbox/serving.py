@@ -1,0 +1,114 @@
+"""Serving: what a daemon serves over HTTP while it runs, put around it by the wiring. Nothing, unless it is set."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from pillarbox.admin.admin import Admin, Report
+from pillarbox.daemon import Daemon
+from pillarbox.errors import MissingExtra
+from pillarbox.inbox.consumer import Consumer
+from pillarbox.ports import Clock, Publisher, Store
+from pillarbox.settings import Settings
+from pillarbox.settings.tables import split_place
+from pillarbox.telemetry.hooks import Hooks
+from pillarbox.telemetry.http import Answer, HttpServer, Page, said
+from pillarbox.telemetry.probes import Probes
+
+if TYPE_CHECKING:
+    from pillarbox.telemetry.prometheus import RelayMetrics
+
+S = TypeVar("S", bound=Store)
+FRESH = 1.0
+"""Seconds for which one look at the outbox answers everybody: scrapes and probes cost the database nothing more."""
+
+
+class Serving(NamedTuple):
+    """What serves while a daemon runs, the hooks that it is to tell, and what counts around its ports, if anything."""
+
+    server: AbstractAsyncContextManager[Any]
+    hooks: Hooks
+    metrics: "RelayMetrics | None" = None
+
+    def store(self, store: S) -> S:
+        """Count what goes through a store."""
+        return store if self.metrics is None else self.metrics.store(store)
+
+    def publisher(self, publisher: Publisher) -> Publisher:
+        """Count what goes through a publisher."""
+        return publisher if self.metrics is None else self.metrics.publisher(publisher)
+
+
+def serve_relay(
+    relay: Daemon, settings: Settings, clock: Clock, hooks: Hooks, open_admin: Callable[[Settings], Admin]
+) -> Serving:
+    """Serve probes, and metrics with the figures of the outbox, for a relay or one that watches a slot."""
+    if settings.health.listen is None:
+        return Serving(nullcontext(), hooks)
+    look = Look(settings, open_admin)
+    probes = Probes(lambda: relay.stopping, problems=look.problems)
+    try:
+        from pillarbox.telemetry.prometheus import CONTENT_TYPE, RelayMetrics
+    except MissingExtra as error:
+        return Serving(_server(settings, probes, _missing(error)), hooks.also(probes))
+    metrics = RelayMetrics(clock)
+
+    async def page() -> Answer:
+        text = metrics.page((await look()).stats, up=not relay.stopping)
+        return Answer(HTTPStatus.OK, text, CONTENT_TYPE)
+
+    return Serving(_server(settings, probes, page), hooks.also(probes, metrics), metrics)
+
+
+def serve_consumer(consumer: Consumer, settings: Settings, hooks: Hooks) -> Serving:
+    """Serve probes and metrics for a consumer; it asks no database, for its inbox has one of its own."""
+    if settings.health.listen is None:
+        return Serving(nullcontext(), hooks)
+    probes = Probes(lambda: consumer.stopping, begun=lambda: consumer.started)
+    try:
+        from pillarbox.telemetry.prometheus import CONTENT_TYPE, ConsumerMetrics
+    except MissingExtra as error:
+        return Serving(_server(settings, probes, _missing(error)), hooks.also(probes))
+    metrics = ConsumerMetrics(lambda: consumer.receptions)
+
+    async def page() -> Answer:
+        return Answer(HTTPStatus.OK, metrics.page(), CONTENT_TYPE)
+
+    return Serving(_server(settings, probes, page), hooks.also(probes, metrics))
+
+
+class Look:
+    """Looks at the outbox as `pillarbox status` does, so that the two never disagree."""
+
+    def __init__(self, settings: Settings, open_admin: Callable[[Settings], Admin]) -> None:
+        self._settings, self._open_admin = settings, open_admin
+        self._one = asyncio.Lock()
+        self._seen: tuple[float, Report] | None = None
+
+    async def __call__(self) -> Report:
+        """Give a report that is at most a moment old."""
+        now = asyncio.get_running_loop().time
+        async with self._one:
+            if self._seen is None or now() >= self._seen[0] + FRESH:
+                report = await self._open_admin(self._settings).look(self._settings)
+                self._seen = now(), report
+            return self._seen[1]
+
+    async def problems(self) -> list[str]:
+        """Give the kinds of problem that there are."""
+        findings = (await self()).findings
+        return list(dict.fromkeys(finding.kind for finding in findings if finding.severity == "problem"))
+
+
+def _server(settings: Settings, probes: Probes, metrics: Page) -> HttpServer:
+    assert settings.health.listen is not None
+    return HttpServer(*split_place(settings.health.listen), {**probes.pages(), "/metrics": metrics})
+
+
+def _missing(error: MissingExtra) -> Page:
+    async def page() -> Answer:
+        return said(HTTPStatus.NOT_IMPLEMENTED, str(error))
+
+    return page
