@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from pillarbox.telemetry.prometheus import RelayMetrics
 
 S = TypeVar("S", bound=Store)
+PATIENCE = 3.0
+"""Seconds that the database has for a look, below what a page has: its counts must not be lost with the figures."""
 FRESH = 1.0
 """Seconds for which one look at the outbox answers everybody: scrapes and probes cost the database nothing more."""
 
@@ -56,7 +58,8 @@ def serve_relay(
     metrics = RelayMetrics(clock)
 
     async def page() -> Answer:
-        text = metrics.page((await look()).stats, up=not relay.stopping)
+        report = await look()
+        text = metrics.page(report and report.stats, up=not relay.stopping)
         return Answer(HTTPStatus.OK, text, CONTENT_TYPE)
 
     return Serving(_server(settings, probes, page), hooks.also(probes, metrics), metrics)
@@ -87,8 +90,15 @@ class Look:
         self._one = asyncio.Lock()
         self._seen: tuple[float, Report] | None = None
 
-    async def __call__(self) -> Report:
-        """Give a report that is at most a moment old."""
+    async def __call__(self) -> Report | None:
+        """Give a report that is at most a moment old; None if the database takes too long to answer."""
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._report()
+        except TimeoutError:
+            return None
+
+    async def _report(self) -> Report:
         now = asyncio.get_running_loop().time
         async with self._one:
             if self._seen is None or now() >= self._seen[0] + FRESH:
@@ -98,8 +108,10 @@ class Look:
 
     async def problems(self) -> list[str]:
         """Give the kinds of problem that there are."""
-        findings = (await self()).findings
-        return list(dict.fromkeys(finding.kind for finding in findings if finding.severity == "problem"))
+        report = await self()
+        if report is None:
+            return ["database"]
+        return list(dict.fromkeys(finding.kind for finding in report.findings if finding.severity == "problem"))
 
 
 def _server(settings: Settings, probes: Probes, metrics: Page) -> HttpServer:

@@ -3,11 +3,16 @@
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from subprocess import PIPE
 from typing import TYPE_CHECKING
 
 import httpx
 import psycopg
+import pytest
 
 from pillarbox import Event
 from pillarbox.psycopg import Outbox
@@ -82,6 +87,39 @@ def test_a_relay_serves_until_it_is_stopped(migrated: "Shop", until: Until) -> N
     assert process.returncode == 0
     assert f"serves /livez /readyz /startupz /metrics at http://127.0.0.1:{port}\n" in log
     assert status(port, "/livez") is None
+
+
+def test_no_page_and_no_line_of_a_relay_tells_the_databases_password(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made(database)
+    port = free_port()
+    secret = database.replace("postgres@", f"postgres:{PASSWORD}@")  # the tests' server asks for none, and takes any
+    assert PASSWORD in secret
+    arguments = [
+        "relay",
+        "run",
+        "--database",
+        secret,
+        "--broker",
+        "stdout:",
+        "--set",
+        f"health.listen=127.0.0.1:{port}",
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "pillarbox", *arguments], stdout=PIPE, stderr=PIPE, text=True)
+    try:
+        until(lambda: status(port, "/readyz") == 200)
+        pages = [
+            httpx.get(f"http://127.0.0.1:{port}{path}") for path in ("/livez", "/readyz", "/startupz", "/metrics", "/")
+        ]
+        process.send_signal(signal.SIGTERM)
+        out, log = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert 'pillarbox_table_bytes{table="outbox"}' in pages[3].text
+    assert not any(PASSWORD in text for text in (out, log, *(page.text + str(page.headers) for page in pages)))
 
 
 def test_two_relays_on_one_port_both_run(migrated: "Shop", until: Until) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from pillarbox import BrokerUnavailable, Consumer, Event, PublishRejected, Relay, Settings
+from pillarbox import BrokerUnavailable, Consumer, Event, PublishRejected, Relay, Settings, serving
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.dbapi import Inbox
 from pillarbox.settings import HealthSettings
@@ -21,6 +23,30 @@ from pillarbox.wiring import open_admin
 from tests.integration.health_shop import HealthShop, nowhere, placed
 
 PASSWORD = "s3cr3t-0f-the-sh0p"
+
+
+class Served(logging.Handler):
+    """Waits for the line that says where it is served."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said = asyncio.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.getMessage().startswith("serves /livez"):
+            self._said.set()
+
+    async def until(self) -> None:
+        async with asyncio.timeout(20):
+            await self._said.wait()
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Served:
+    handler = Served()
+    caplog.set_level(logging.INFO, "pillarbox")
+    monkeypatch.setattr(http.logger, "handlers", [*http.logger.handlers, handler])
+    return handler
 
 
 @pytest.fixture
@@ -66,6 +92,37 @@ async def test_a_database_that_goes_away_is_a_problem_and_no_reason_to_be_killed
         assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
         assert (await shop.get("/livez")).status_code == 200
         shop.file.with_suffix(".away").rename(shop.file)
+
+
+async def test_a_database_that_never_answers_takes_no_count_along(
+    shop: HealthShop, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "PATIENCE", 0.2)
+    silent = socket.create_server(("127.0.0.1", 0))  # the kernel lets clients in, and nobody talks to them
+    port = silent.getsockname()[1]
+    relay = asyncio.create_task(shop.relay(nowhere, shop.settings(database=f"postgresql://127.0.0.1:{port}/x")).run())
+    await served.until()
+    assert (await shop.get("/livez")).status_code == 200
+    assert (await shop.get("/startupz")).status_code == 503
+    seen = await shop.metrics()
+    assert (seen["pillarbox_relay_up"], seen["pillarbox_published_total"]) == (1, 0)
+    assert "pillarbox_pending_events" not in seen
+    relay.cancel()
+    await asyncio.gather(relay, return_exceptions=True)
+    silent.close()
+
+
+async def test_a_page_that_fails_tells_nothing_but_where(caplog: pytest.LogCaptureFixture) -> None:
+    async def page() -> http.Answer:
+        raise RuntimeError(f"postgresql://ann:{PASSWORD}@db/shop")
+
+    async with http.HttpServer("127.0.0.1", 0, {"/page": page}) as server:
+        assert server.address is not None
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(f"http://127.0.0.1:{server.address[1]}/page")
+    assert (answer.status_code, answer.text) == (500, "the log says why\n")
+    assert "/page could not be made: RuntimeError in " in caplog.text
+    assert PASSWORD not in caplog.text
 
 
 async def test_a_relay_that_drains_is_not_ready_and_lives(shop: HealthShop) -> None:
@@ -208,12 +265,9 @@ async def test_without_the_extra_it_says_the_line_that_installs_it(
 
 
 async def test_where_the_port_is_taken_it_says_so_goes_on_and_gets_it_later(
-    shop: HealthShop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    shop: HealthShop, served: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http, "AGAIN", 0.01)
-    caplog.set_level(logging.INFO, "pillarbox")
-    served = Served()
-    monkeypatch.setattr(http.logger, "handlers", [*http.logger.handlers, served])
     holder = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", shop.port)
     shop.add(placed())
     async with shop.relay(nowhere) as relay:
@@ -228,22 +282,6 @@ async def test_where_the_port_is_taken_it_says_so_goes_on_and_gets_it_later(
         await served.until()
         assert (await shop.get("/livez")).status_code == 200
         assert not relay.stopping
-
-
-class Served(logging.Handler):
-    """Waits for the line that says where it is served."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said = asyncio.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.getMessage().startswith("serves /livez"):
-            self._said.set()
-
-    async def until(self) -> None:
-        async with asyncio.timeout(20):
-            await self._said.wait()
 
 
 async def test_the_port_is_free_again_when_it_ends(shop: HealthShop) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
@@ -133,8 +134,10 @@ async def _made(path: str, page: Page) -> Answer:
             return await page()
     except TimeoutError:
         return said(HTTPStatus.SERVICE_UNAVAILABLE, f"took longer than {PATIENCE:.0f} s")
-    except Exception:  # a page must not end the daemon, and its error may hold what nobody should see
-        logger.exception("%s could not be made", path)
+    except Exception as error:  # noqa: BLE001 - a page must not end the daemon
+        # Its words are told nowhere: they may hold what nobody should see.
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        logger.error("%s could not be made: %s in %s:%s", path, type(error).__name__, where.filename, where.lineno)
         return said(HTTPStatus.INTERNAL_SERVER_ERROR, "the log says why")
 
 
