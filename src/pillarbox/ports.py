@@ -306,11 +306,14 @@ class Records(Protocol):
     async def drop(self, query: Query) -> int:
         """Forget dead events for good; their followers go on. They stay visible as dropped. How many."""
 
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         """Publish events again that were published, with the same ids, in log order, outside the lines. How many.
 
         All of them or none. `again` is the id of a replay: it goes along with every message, so that handlers which
-        ask for replays handle the event once more for each such id. Without one, a message is a copy to everybody."""
+        ask for replays handle the event once more for each such id. Without one, a message is a copy to everybody.
+        `to` is another topic that they go to. `rate` is how many become due in a second."""
 
     async def prune(self, retention: Retention) -> int:
         """Delete one bounded batch of what has been settled for long enough; 0 when there is nothing left to do."""

@@ -99,6 +99,19 @@ def test_again_tells_the_id_that_goes_along(store: Store) -> None:
     assert plain == {"replayed": 4, "matched": 4, "replay": None, "dry_run": False}
 
 
+def test_it_may_go_to_another_topic_at_a_rate(store: Store) -> None:
+    said, told = store.type("replay --type Shown --to anew --rate 1000000 --yes")
+    assert (said, told) == (
+        "replayed 2 events\n",
+        "2 published events will be published again to anew, 1,000,000 a second, as copies of what consumers have\n",
+    )
+    sent = [json.loads(line) for line in store.type("relay once --broker stdout:")[0].splitlines()]
+    assert [(message["topic"], message["headers"]["type"]) for message in sent] == [("anew", "Shown")] * 2
+    assert {record["topic"] for record in json.loads(store.type("events list --json")[0])} == {"orders"}
+    [deed] = json.loads(store.type("audit list --json")[0])
+    assert (deed["what"], deed["count"]) == ("replay to=anew rate=1000000 status=published type=Shown", 2)
+
+
 def test_flags_and_ids_say_which(store: Store) -> None:
     found = json.loads(store.type("events list --oldest-first --json")[0])
     ids = [record["event_id"] for record in found]

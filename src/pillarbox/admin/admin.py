@@ -172,14 +172,14 @@ class Admin:
         """Forget dead events for good; their followers go on."""
         return await self._store.drop(query)
 
-    async def replay(self, query: Query) -> int:
+    async def replay(self, query: Query, *, to: str | None = None, rate: float | None = None) -> int:
         """Publish again what was published; to those who had it, it is a copy."""
-        return await self._store.replay(query)
+        return await self._store.replay(query, None, to, rate)
 
-    async def replay_again(self, query: Query) -> Replayed:
+    async def replay_again(self, query: Query, *, to: str | None = None, rate: float | None = None) -> Replayed:
         """Publish again what was published; handlers that ask for replays handle it once more."""
         id = f"{self._clock.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        return Replayed(id, await self._store.replay(query, id))
+        return Replayed(id, await self._store.replay(query, id, to, rate))
 
     async def prunable(self, retention: Retention) -> tuple[int, bool]:
         """Count the events that are settled for long enough, up to COUNTED + 1; and whether it may be fewer.

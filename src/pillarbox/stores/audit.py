@@ -16,6 +16,12 @@ def describe(verb: str, query: Query) -> str:
     return " ".join([verb, *said])[:1000]
 
 
+def describe_replay(query: Query, again: str | None, to: str | None, rate: float | None) -> str:
+    """Write what was asked of a replay."""
+    how = (("again", again), ("to", to), ("rate", rate))
+    return describe(" ".join(["replay", *(f"{name}={value}" for name, value in how if value is not None)]), query)
+
+
 def user() -> str:
     """Name who runs this process."""
     try:

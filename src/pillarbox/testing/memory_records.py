@@ -157,17 +157,19 @@ class MemoryStore(MemorySource):
             row.state, row.settled_at = "dropped", self.database.clock.now()
         return self._audit("drop", len(rows))
 
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         records = await self.find(query)
         wanted = {record.position for record in records if record.status == "published"}
-        now = self.database.clock.now()
+        now = due = self.database.clock.now()
         for row in sorted(self.database.rows + self.database.archive, key=lambda row: row.entry.position):
             if row.entry.position in wanted:
-                number = len(self.database.parked) + 1
-                copy = Parked(
-                    number, self._as_published(row), row.lane, "delayed", None, now, 0, None, None, again or "", now
-                )
+                number, entry = len(self.database.parked) + 1, self._as_published(row)
+                entry = entry._replace(topic=to or entry.topic)
+                copy = Parked(number, entry, row.lane, "delayed", None, due, 0, None, None, again or "", now)
                 self.database.parked.append(copy)
+                due += timedelta(seconds=1 / rate if rate else 0)
         return self._audit("replay", len(wanted))
 
     async def prune(self, retention: Retention) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pillarbox.ports import Deed, Pause, Query, Status
-from pillarbox.stores.audit import describe, user
+from pillarbox.stores.audit import describe, describe_replay, user
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.records import Finder
 
@@ -17,7 +17,7 @@ _AS_PUBLISHED = _EVENT.replace(
     "payload, body",
     "CASE WHEN parked_id IS NULL THEN payload ELSE edited END,"
     " CASE WHEN parked_id IS NULL THEN body ELSE edited_body END",
-)
+).replace("topic", "coalesce(%s, topic)")
 
 
 class Mending:
@@ -75,14 +75,23 @@ class Mending:
         )
         return int(count)
 
-    async def replay(self, connection: Connection, query: Query, again: str | None = None) -> int:
-        """Park copies of published events, due now, outside the lines, in log order."""
+    async def replay(
+        self,
+        connection: Connection,
+        query: Query,
+        again: str | None = None,
+        to: str | None = None,
+        rate: float | None = None,
+    ) -> int:
+        """Park copies of published events, due now or one after the other, outside the lines, in log order."""
         wanted = query.side == "outbox" and (not query.status or "published" in query.status)
         chosen = self._finder.chosen("id", query, ("published",)) if wanted else None
         [[count]] = await connection.run(
             f"WITH chosen AS MATERIALIZED ({chosen.sql if chosen else 'SELECT 0 AS id LIMIT 0'}),"
             f" copied AS (INSERT INTO {self._p}parked (state, due_at, replay, position, lane, {_EVENT})"
-            f" SELECT 'delayed', {self._p}now(), %s, id, lane, {_AS_PUBLISHED} FROM ("
+            f" SELECT 'delayed', {self._p}now()"
+            " + (row_number() OVER (ORDER BY id) - 1)::float8 * make_interval(secs => %s::float8),"
+            f" %s, id, lane, {_AS_PUBLISHED} FROM ("
             f"SELECT id, lane, {_EVENT} FROM {self._p}archive WHERE id = ANY (ARRAY(SELECT id FROM chosen)) UNION ALL"
             f" SELECT id, lane, {_EVENT} FROM {self._p}outbox WHERE id = ANY (ARRAY(SELECT id FROM chosen))) them"
             " LEFT JOIN LATERAL (SELECT id AS parked_id, payload AS edited, body AS edited_body"
@@ -91,9 +100,11 @@ class Mending:
             f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM copied RETURNING count",
             [
                 *(chosen.parameters if chosen else []),
+                1 / rate if rate else 0.0,
                 again or "",
+                to,
                 user(),
-                describe(f"replay again={again}" if again else "replay", query),
+                describe_replay(query, again, to, rate),
             ],
         )
         return int(count)

@@ -203,9 +203,11 @@ class PostgresStore:
     async def drop(self, query: Query) -> int:
         return await self._mending.drop(self._chores, query)
 
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         await self._slot.refuse(self._chores, "replay")
-        return await self._mending.replay(self._chores, query, again)
+        return await self._mending.replay(self._chores, query, again, to, rate)
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         await self._slot.refuse(self._chores, "pause")

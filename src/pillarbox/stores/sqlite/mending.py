@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pillarbox.core.insert import microseconds
 from pillarbox.ports import Clock, Deed, Pause, Query, Status
-from pillarbox.stores.audit import describe, user
+from pillarbox.stores.audit import describe, describe_replay, user
 from pillarbox.stores.sqlite.connection import writing
 from pillarbox.stores.sqlite.records import Finder, Found
 from pillarbox.stores.sqlite.rows import STORED, as_published, instant
@@ -58,8 +58,10 @@ class Mending:
             count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
             return self._audit(db, describe("drop", query), count)
 
-    def replay(self, db: sqlite3.Connection, query: Query, again: str | None) -> int:
-        """Park copies of published events, due now, outside the lines, in log order."""
+    def replay(
+        self, db: sqlite3.Connection, query: Query, again: str | None, to: str | None, rate: float | None
+    ) -> int:
+        """Park copies of published events, due now or one after the other, outside the lines, in log order."""
         now = self._now()
         with writing(db):
             positions = self._choose_published(db, query)
@@ -69,12 +71,19 @@ class Mending:
             )
             count = db.execute(
                 f"INSERT INTO {self._p}parked (state, due_at, parked_at, replay, position, {STORED})"
-                f" SELECT 'delayed', :now, :now, :again, o.id, {as_published('o', 'k')} FROM ({chosen}) o"
+                " SELECT 'delayed', :now + CAST((row_number() OVER (ORDER BY o.id) - 1) * :gap AS INTEGER),"
+                f" :now, :again, o.id, {as_published('o', 'k', topic='coalesce(:to, o.topic)')} FROM ({chosen}) o"
                 f" LEFT JOIN {self._p}parked k ON k.id ="
                 f" (SELECT max(id) FROM {self._p}parked WHERE position = o.id AND replay IS NULL) ORDER BY o.id",
-                {"now": now, "again": again or "", "positions": positions},
+                {
+                    "now": now,
+                    "gap": 1_000_000 / rate if rate else 0,
+                    "again": again or "",
+                    "to": to,
+                    "positions": positions,
+                },
             ).rowcount
-            return self._audit(db, describe(f"replay again={again}" if again else "replay", query), count)
+            return self._audit(db, describe_replay(query, again, to, rate), count)
 
     def pause(self, db: sqlite3.Connection, topic: str, who: str, why: str) -> Pause | None:
         """Pause a topic; if it is paused already, change nothing and give that pause."""

@@ -17,14 +17,15 @@ CHUNK = 16 << 20
 """About so many bytes of payload come out at once."""
 
 
-def as_published(log: str, parked: str) -> str:
-    """Write STORED for a log row and its own row in the parking lot, if it has one: there it may have been edited."""
-    return ", ".join(
-        f"CASE WHEN {parked}.id IS NULL THEN {log}.{column} ELSE {parked}.{column} END"
-        if column in ("payload", "body")
-        else f"{log}.{column}"
-        for column in STORED.split(", ")
-    )
+def as_published(log: str, parked: str, **others: str) -> str:
+    """Write STORED for a log row and its own row in the parking lot, if it has one: there it may have been edited.
+    Other columns may be given another expression."""
+    edited = {
+        column: f"CASE WHEN {parked}.id IS NULL THEN {log}.{column} ELSE {parked}.{column} END"
+        for column in ("payload", "body")
+    }
+    expressions = edited | others
+    return ", ".join(expressions.get(column, f"{log}.{column}") for column in STORED.split(", "))
 
 
 def instant(microseconds: int) -> datetime:

@@ -179,8 +179,10 @@ class SqliteStore:
     async def drop(self, query: Query) -> int:
         return await self._connection.run(self._mending.drop, query)
 
-    async def replay(self, query: Query, again: str | None = None) -> int:
-        return await self._connection.run(self._mending.replay, query, again)
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        return await self._connection.run(self._mending.replay, query, again, to, rate)
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         return await self._connection.run(self._mending.pause, topic, who, why)

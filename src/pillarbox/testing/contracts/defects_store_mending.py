@@ -213,8 +213,10 @@ class DropsOnlyDeadOnes(MemoryStore):
 
 @breaks("test_a_replayed_event_comes_out_again_outside_the_order")
 class ReplaysInOrder(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
-        count = await super().replay(query, again)
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        count = await super().replay(query, again, to, rate)
         for row in self.database.parked:
             row.line, row.state = self._topics.line_of(row.entry), "retrying"
         return count
@@ -222,8 +224,10 @@ class ReplaysInOrder(MemoryStore):
 
 @breaks("test_a_replayed_event_comes_out_again_outside_the_order")
 class ReplaysUnderNewIds(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
-        count = await super().replay(query, again)
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        count = await super().replay(query, again, to, rate)
         for row in self.database.parked:
             row.entry = row.entry._replace(event_id=str(uuid4()))
         return count
@@ -249,7 +253,9 @@ class HidesAReplayThatFailed(MemoryStore):
 
 @breaks("test_a_replayed_event_is_published_before_and_after", "test_only_published_events_are_replayed")
 class ReplaysByMakingItPendingAgain(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         found = await self.find(query)
         for row in [row for row in self.database.rows if row.entry.event_id in {record.event_id for record in found}]:
             transaction = self.database.begin()
@@ -261,15 +267,19 @@ class ReplaysByMakingItPendingAgain(MemoryStore):
 
 @breaks("test_events_are_replayed_in_the_order_of_the_log")
 class ReplaysTheNewestFirst(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
-        count = await super().replay(query, again)
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        count = await super().replay(query, again, to, rate)
         self.database.parked.reverse()
         return count
 
 
 @breaks("test_an_event_replayed_again_carries_the_id_of_the_replay")
 class ForgetsTheIdOfTheReplay(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         return await super().replay(query)
 
 
@@ -284,20 +294,60 @@ class ForgetsTheIdOfTheReplayOnceItFailed(MemoryStore):
 
 @breaks("test_an_event_that_is_only_replayed_carries_no_id_of_a_replay")
 class GivesEveryReplayAnId(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         return await super().replay(query, again or "replay")
 
 
 @breaks("test_an_event_that_is_only_replayed_carries_no_id_of_a_replay")
 class KeepsTheIdOfTheFirstReplay(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         first = next((row.replay for row in self.database.parked if row.replay), None)
         return await super().replay(query, first or again)
 
 
+@breaks("test_a_replay_may_go_to_another_topic")
+class ReplaysToTheOldTopic(MemoryStore):
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        return await super().replay(query, again, None, rate)
+
+
+@breaks("test_a_replay_may_go_to_another_topic")
+class MovesWhatIsReplayed(MemoryStore):
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        count = await super().replay(query, again, to, rate)
+        self.database.rows = [row._replace(entry=row.entry._replace(topic=to)) for row in self.database.rows if to]
+        return count
+
+
+@breaks("test_a_replay_comes_out_at_the_rate_asked_for")
+class ReplaysAtOnce(MemoryStore):
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        return await super().replay(query, again, to)
+
+
+@breaks("test_a_replay_comes_out_at_the_rate_asked_for")
+class TakesTheRateForAPause(MemoryStore):
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
+        return await super().replay(query, again, to, 1 / rate if rate else None)
+
+
 @breaks("test_only_published_events_are_replayed")
 class ReplaysWhatWasNeverPublished(MemoryStore):
-    async def replay(self, query: Query, again: str | None = None) -> int:
+    async def replay(
+        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
+    ) -> int:
         rows: Sequence[Parked] = [
             Parked(1000 + row.entry.position, row.entry, row.lane, "delayed", None, self.database.clock.now(), 0, None)
             for row in self.database.rows

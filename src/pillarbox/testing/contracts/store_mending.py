@@ -249,6 +249,26 @@ class MendingRules:
         [entry] = await read(store)
         assert (first.replay, entry.replay) == ("", "")
 
+    async def test_a_replay_may_go_to_another_topic(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        before = await record(store, "A")
+        assert await store.replay(Query(), to="elsewhere") == 1
+        [entry] = await read(store)
+        assert (entry.event_id, entry.topic, entry.ordered) == (before.event_id, "elsewhere", False)
+        await settle(store, [entry])
+        assert await record(store, "A") == before
+
+    async def test_a_replay_comes_out_at_the_rate_asked_for(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(*(event(name) for name in "ABC"))
+        await publish_all(store)
+        assert await store.replay(Query(), rate=2) == 3
+        for name in "ABC":
+            assert await publish_all(store) == [name]
+            bench.clock.advance(0.5)
+
     async def test_only_published_events_are_replayed(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"))
