@@ -7,9 +7,16 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from pillarbox import Settings
+from pillarbox.settings import HealthSettings
+from pillarbox.telemetry.hooks import Hooks, Moment
+from pillarbox.wiring import Watch
+from servers.process import free_port
 from tests.conftest import skip_unless_ours
+from tests.integration.health_shop import Moments
 from tests.integration.postgres_bench import Bench, opened
 from tests.integration.postgres_slot import drop_slots
 from tests.integration.postgres_world import soon
@@ -80,3 +87,19 @@ async def test_the_commands_from_the_first_event_to_the_way_back(
     assert f"the replication slot {slot} is gone: its reader may have passed events over" in lost
     assert pillarbox("source", "log", "--yes", *where).stdout.startswith("next: pillarbox relay run --database")
     assert '"type": "B"' in pillarbox("relay", "once", "--broker", "stdout:", *where).stdout
+
+
+async def test_one_that_watches_serves_its_health_and_what_the_slot_keeps(bench: Bench) -> None:
+    slot = f"health_{bench.url.rpartition('_')[2]}"
+    bench.sql(
+        "CREATE OR REPLACE FUNCTION pillarbox_now() RETURNS timestamptz LANGUAGE sql AS 'SELECT clock_timestamp()'"
+    )
+    bench.sql("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [slot])
+    pillarbox("source", "slot", slot, "--yes", "--database", bench.url)
+    port, moments = free_port(), Moments()
+    settings = Settings(database=bench.url, health=HealthSettings(listen=f"127.0.0.1:{port}"))
+    async with Watch(settings, hooks=Hooks(moments)), httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+        await moments.until(Moment.SLOT_WATCHED)
+        assert (await client.get("/startupz")).status_code == 200
+        assert (await client.get("/readyz")).json() == {"status": "ready", "problems": []}
+        assert "pillarbox_slot_retained_bytes" in (await client.get("/metrics")).text
