@@ -74,6 +74,9 @@ class RelayMetrics(_Page):
         self._dead = self._counter("pillarbox_dead_total", "Events that died while they were published.")
         self._fenced = self._counter("pillarbox_fenced_total", "How often this relay lost its lanes and began anew.")
         self._pruned = self._counter("pillarbox_pruned_total", "Rows deleted because they were settled long ago.")
+        self._pruned_at = self._gauge(
+            "pillarbox_last_prune_timestamp_seconds", "When this relay last looked for rows to delete; 0: not yet."
+        )
         self._lanes = self._gauge("pillarbox_lanes_held", "Lanes that this relay holds, of 64.")
         self._up = self._gauge("pillarbox_relay_up", "1 while this relay runs, 0 while it drains.")
         self._loop = self._gauge(
@@ -95,6 +98,7 @@ class RelayMetrics(_Page):
                 self._fenced.inc()
             case Moment.PRUNED:
                 self._pruned.inc(cast(int, facts["count"]))
+                self._pruned_at.set(self._clock.now().timestamp())
             case Moment.EVENT_DEAD:
                 self._dead.inc()
             case Moment.SLOT_PASSED:
