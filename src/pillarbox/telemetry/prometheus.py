@@ -56,7 +56,19 @@ class _Page:
         return Gauge(name, help, registry=self.registry)
 
     def _text(self) -> bytes:
-        return generate_latest(self.registry)
+        return generate_latest(_Plain(self.registry))
+
+
+class _Plain(Collector):
+    """A registry without the time at which each counter was made: in this format it would be a metric of its own."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
+            yield family
 
 
 class RelayMetrics(_Page):

@@ -1,0 +1,53 @@
+"""Figures: rates and ages of what a store has counted."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from pillarbox.admin.figures import Figures, TopicFigures
+from pillarbox.ports import Pause, RelaySeen, Stats
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+NOTHING = Stats(0, True, None, 0, 0, 0, 0, None)
+
+
+def figures(**counted: object) -> Figures:
+    return Figures(replace(NOTHING, **counted), NOW)  # type: ignore[arg-type]
+
+
+def test_the_age_of_nothing_is_none() -> None:
+    assert figures().oldest_pending_age is None
+
+
+@pytest.mark.parametrize(("seconds", "age"), [(90, 90), (0, 0), (-5, 0)])
+def test_an_age_is_never_below_zero_whatever_the_clocks_say(seconds: int, age: int) -> None:
+    seen = figures(oldest_pending_at=NOW - timedelta(seconds=seconds))
+    assert seen.oldest_pending_age == timedelta(seconds=age)
+
+
+def test_beyond_what_is_counted_the_estimate_holds() -> None:
+    assert figures(pending=10_000, pending_exact=False, pending_about=3_000_000).pending == 3_000_000
+    assert figures(pending=10_000, pending_exact=False).pending == 10_000
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    assert figures(published_lately=90).published_per_second == 1.5
+
+
+def test_only_relays_whose_lease_runs_are_counted() -> None:
+    lives = RelaySeen("a", NOW, NOW + timedelta(seconds=5), 64)
+    assert figures(relays=[lives, replace(lives, owner="b", lease_until=NOW - timedelta(seconds=5))]).relays == 1
+
+
+def test_a_topic_is_listed_if_something_is_pending_parked_or_paused() -> None:
+    seen = figures(
+        pending_by_topic={"orders": 2},
+        parked_by_topic={"mails": {"dead": 1, "blocked": 3}},
+        pauses=[Pause("letters", NOW, "ann", "why not"), Pause("orders", NOW, "ann", "why not")],
+    )
+    assert seen.topics == {
+        "letters": TopicFigures(0, 0, 0, 0, 0, True),
+        "mails": TopicFigures(0, 0, 3, 0, 1, False),
+        "orders": TopicFigures(2, 0, 0, 0, 0, True),
+    }
