@@ -185,7 +185,31 @@ class RabbitFacts:
     """The topics without such a queue, if there is no exchange."""
 
 
-BrokerFacts = RedisFacts | NatsFacts | RabbitFacts
+@dataclass(frozen=True, slots=True)
+class KafkaTopic:
+    """How a topic is replicated, and what it takes."""
+
+    name: str
+    replicas: int
+    """Of the partition that has the fewest; 0 if that is not known."""
+    min_insync: int
+    unclean: bool
+    """A replica that lags behind may become the leader."""
+    largest: int
+    """The largest batch in bytes, and so the largest message."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaFacts:
+    """The cluster, and those of the topics that it has."""
+
+    brokers: int
+    largest: int
+    """The largest message in bytes that the relay would send."""
+    topics: Sequence[KafkaTopic]
+
+
+BrokerFacts = RedisFacts | NatsFacts | RabbitFacts | KafkaFacts
 
 
 class Looking(Protocol):

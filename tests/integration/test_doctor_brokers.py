@@ -8,10 +8,12 @@ import pytest
 from pillarbox import Settings
 from pillarbox.admin.doctor import Finding, examine
 from pillarbox.wiring import open_doctor
+from servers.kafka import Kafka
 from servers.nats import Nats, delete_streams, make_stream
 from servers.process import free_port
 from servers.rabbitmq import RabbitMQ
 from servers.redis import Redis
+from tests.integration.kafka_topics import Topics
 
 SECOND = 1_000_000_000
 
@@ -128,3 +130,21 @@ async def test_an_exchange_that_is_not_there_is_found(rabbitmq: RabbitMQ, vhost:
     assert finding.line.startswith("RabbitMQ has no exchange shop: ")
     rabbitmq.declare_exchange(vhost, "shop")
     assert await troubles(broker, "orders") == []
+
+
+async def test_what_is_wrong_with_topics_of_kafka_is_found(kafka: Kafka) -> None:
+    topics = Topics(kafka)
+    topics.make("plain")
+    topics.make("stuck", config={"min.insync.replicas": "2"})
+    topics.make("unclean", config={"unclean.leader.election.enable": "true"})
+    topics.make("small", config={"max.message.bytes": "2000"})
+
+    async def found(name: str) -> list[tuple[str, str]]:
+        return [(one.severity, one.check) for one in await troubles(kafka.url, topics.full(name))]
+
+    alone = ("note", "replicas")  # the cluster has one broker
+    assert await found("plain") == [alone]
+    assert await found("stuck") == [("problem", "replicas in sync"), alone]
+    assert await found("unclean") == [("problem", "unclean elections"), alone]
+    assert await found("small") == [alone, ("note", "size of messages")]
+    assert await found("nowhere") == [("note", "topics")]

@@ -139,6 +139,7 @@ async def test_a_database_without_tables_is_found(database: str) -> None:
             "ALTER TABLE pillarbox_archive DROP COLUMN attempts CASCADE",
             "the column attempts of public.pillarbox_archive",
         ),
+        ("ALTER TABLE pillarbox_parked SET UNLOGGED", "the table public.pillarbox_parked is unlogged: a crash"),
         ("DROP VIEW pillarbox_events_brief", "the view public.pillarbox_events_brief is missing"),
         (
             "ALTER TABLE pillarbox_outbox ADD COLUMN tenant text NOT NULL",
@@ -329,6 +330,22 @@ async def test_dead_rows_are_counted(migrated: str, execute: Execute) -> None:
     assert await found(migrated) == []
 
 
+class Early:
+    """The clock of a machine that is ahead."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(hours=3)
+
+
+async def test_a_clock_that_is_ahead_makes_nothing_older_than_it_is(
+    migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.wiring.SystemClock", Early)
+    with psycopg.connect(migrated) as connection:
+        connection.execute("SELECT 1 FROM pillarbox_outbox")
+        assert await found(migrated) == [("problem", "clock")]
+
+
 class Late:
     """The clock of a machine that is behind."""
 
@@ -340,7 +357,7 @@ async def test_a_clock_that_differs_is_found(migrated: str, monkeypatch: pytest.
     monkeypatch.setattr("pillarbox.wiring.SystemClock", Late)
     (finding,) = troubles(await gather(migrated))
     assert (finding.severity, finding.check) == ("problem", "clock")
-    # Rounded down: what the answer was on its way for is not counted.
+    # What the answer was on its way for is not counted.
     assert finding.line.startswith(("the database's clock is 2 min ahead of", "the database's clock is 3 min ahead of"))
 
 

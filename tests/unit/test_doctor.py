@@ -1,6 +1,7 @@
 """Doctor: what may go wrong some day, from values alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from pillarbox.admin.doctor import Doctor, Facts, Finding, examine
 from pillarbox.brokers.kafka.keeping import kept_by
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.facts import Drift, SqliteFacts
-from pillarbox.ports import Kept, RelaySeen, SchemaStatus, Stats
+from pillarbox.ports import Kept, RelaySeen, SchemaStatus, SlotSeen, Stats
 from pillarbox.settings import Settings
 from pillarbox.settings.tables import RetentionSettings
 from pillarbox.testing.clock import ManualClock
@@ -216,6 +217,13 @@ def test_events_that_nobody_relays_are_told_with_their_age() -> None:
     assert finding.commands == ("pillarbox relay run --database sqlite:///shop.db --broker stdout:",)
     (finding,) = relayed(stats(ENDED, pending=10_000, exact=False))
     assert finding.line.startswith("no relay was seen for 3 h, and more than 10,000 events wait")
+
+
+@pytest.mark.parametrize(("is_read", "pending", "healthy"), [(True, 5, True), (False, 0, True), (False, 5, False)])
+def test_a_slot_with_events_that_nobody_reads_is_told(is_read: bool, pending: int, healthy: bool) -> None:
+    slot = SlotSeen("debezium", None, is_read, behind=0, kept=0, at_risk=False, watched_at=NOW)
+    lines = [finding.line for finding in relayed(replace(stats(pending=pending), slot=slot))]
+    assert [line.startswith("nobody reads the replication slot debezium, ") for line in lines] == [True] * (not healthy)
 
 
 def test_a_relay_that_died_with_its_lanes_is_named() -> None:

@@ -6,7 +6,7 @@ tables.py       the database can be read, its tables are as they should be, and 
 sqlite.py       how an SQLite file is
 postgres.py     how a PostgreSQL server is
 broker.py       the broker can be asked, and has the topics
-redis.py, nats.py, rabbitmq.py
+redis.py, nats.py, rabbitmq.py, kafka.py
                 how each of these brokers keeps what it has
 retention.py    consumers remember for long enough
 
@@ -17,10 +17,10 @@ line there, and its tests.
 from collections.abc import Iterator, Sequence
 
 from pillarbox.admin.diagnosis import Severity
-from pillarbox.admin.doctor import broker, nats, postgres, rabbitmq, redis, retention, sqlite, tables
+from pillarbox.admin.doctor import broker, kafka, nats, postgres, rabbitmq, redis, retention, sqlite, tables
 from pillarbox.admin.doctor.finding import Checks, Facts, Finding
 from pillarbox.admin.doctor.gathering import Doctor
-from pillarbox.facts import NatsFacts, PostgresFacts, RabbitFacts, RedisFacts, SqliteFacts
+from pillarbox.facts import KafkaFacts, NatsFacts, PostgresFacts, RabbitFacts, RedisFacts, SqliteFacts
 
 __all__ = ["Doctor", "Facts", "Finding", "examine"]
 
@@ -54,6 +54,8 @@ def _groups(facts: Facts) -> Iterator[Checks]:
             yield nats.CHECKS
         case RabbitFacts():
             yield rabbitmq.CHECKS
+        case KafkaFacts():
+            yield kafka.CHECKS
     yield retention.CHECKS
 
 

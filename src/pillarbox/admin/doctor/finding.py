@@ -17,6 +17,7 @@ class Facts:
 
     settings: Settings
     now: datetime
+    """By the clock of the database, as far as there is one."""
     store: SqliteFacts | PostgresFacts | None = None
     """How the database is; None if there is none, or it could not be asked."""
     stats: Stats | None = None

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from pillarbox.admin.doctor.finding import Facts
 from pillarbox.errors import BrokerUnavailable, StoreError
-from pillarbox.facts import FactStore, Looking
+from pillarbox.facts import FactStore, Looking, PostgresFacts
 from pillarbox.ports import Clock, Keeping, Query
 from pillarbox.settings import Settings
 
@@ -37,11 +38,13 @@ class Doctor:
     async def _ask_store(self, store: FactStore, facts: Facts, *, known: bool) -> Facts:
         try:
             found = await store.facts()
-            facts = replace(facts, store=found, now=self._clock.now())
+            # What is written there has the database's time, and is judged by it.
+            ahead = found.skew if isinstance(found, PostgresFacts) else timedelta(0)
+            facts = replace(facts, store=found, now=self._clock.now() + ahead)
             if not found.readable:
                 return facts
             await store.open()
-            facts = replace(facts, stats=await store.stats(), now=self._clock.now())
+            facts = replace(facts, stats=await store.stats(), now=self._clock.now() + ahead)
             if known:
                 newest = {record.topic for record in await store.find(Query(limit=NEWEST))}
                 facts = replace(facts, topics=sorted({*facts.topics, *newest}))

@@ -51,6 +51,12 @@ def _unrelayed(facts: Facts) -> Iterator[Trouble]:
     """Look for events that nobody carries."""
     stats = facts.stats
     assert stats is not None
+    if stats.slot is not None and stats.pending and not stats.slot.is_read:
+        line = (
+            f"nobody reads the replication slot {stats.slot.name}, which carries the events: they do not reach the"
+            " broker, and the server keeps its WAL for it until the disk is full; look after the connector"
+        )
+        yield Trouble("problem", line, (command("status", facts.settings),))
     if stats.slot is not None or not stats.pending or living(stats.relays, facts.now):
         return
     seen = max((relay.seen_at for relay in stats.relays), default=None)

@@ -10,16 +10,27 @@ reading.py      what was read ahead
 member.py       the consumer's thread: one member of a group
 subscriber.py   the far end
 keeping.py      how long a topic's records are kept
+looking.py      how they are kept
 """
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.brokers.kafka.keeping import KafkaKeeping
+from pillarbox.brokers.kafka.looking import KafkaLooking
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.brokers.kafka.publisher import KafkaPublisher
 from pillarbox.brokers.kafka.subscriber import KafkaSubscriber
+from pillarbox.facts import Looking
 from pillarbox.ports import Keeping
 
-__all__ = ["KafkaOptions", "KafkaPublisher", "KafkaSubscriber", "open_keeping", "open_publisher", "open_subscriber"]
+__all__ = [
+    "KafkaOptions",
+    "KafkaPublisher",
+    "KafkaSubscriber",
+    "open_keeping",
+    "open_looking",
+    "open_publisher",
+    "open_subscriber",
+]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -34,3 +45,7 @@ def open_subscriber(given: Given) -> Subscribers:
 
 def open_keeping(given: Given) -> Keeping:
     return KafkaKeeping(KafkaOptions.read(given.url.rest, given.tables.get("kafka", {})))
+
+
+def open_looking(given: Given) -> Looking:
+    return KafkaLooking(KafkaOptions.read(given.url.rest, given.tables.get("kafka", {})))

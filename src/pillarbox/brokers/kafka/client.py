@@ -4,7 +4,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.errors import ConfigError, MissingExtra
@@ -88,15 +88,40 @@ def make_consumer(options: KafkaOptions, group: str, journal: Journal, **callbac
         raise _wrong_setting(error) from error
 
 
+def _make_admin(options: KafkaOptions, journal: Journal) -> AdminClient:
+    properties: dict[str, Any] = options.for_admin() | {"error_cb": journal.errors.append}
+    try:
+        return AdminClient(properties, logger=journal)
+    except (KafkaException, TypeError, ValueError) as error:
+        raise _wrong_setting(error) from error
+
+
+class Replication(NamedTuple):
+    """How many brokers there are, and how many replicas each topic has: of the partition that has the fewest."""
+
+    brokers: int
+    replicas: dict[str, int]
+
+
+def replication(options: KafkaOptions, patience: float, journal: Journal) -> Replication | KafkaError:
+    """Ask for the cluster, and wait for at most `patience` seconds; give it, or why not."""
+    try:
+        # Of all topics: to ask for one by name may make it.
+        found = _make_admin(options, journal).list_topics(timeout=patience)
+    except KafkaException as error:
+        return error_of(error)
+    replicas = {
+        name: min((len(partition.replicas) for partition in topic.partitions.values()), default=0)
+        for name, topic in found.topics.items()
+    }
+    return Replication(len(found.brokers), replicas)
+
+
 def topic_settings(
     options: KafkaOptions, topics: Sequence[str], patience: float, journal: Journal
 ) -> dict[str, dict[str, str] | KafkaError]:
     """Ask for the settings of topics, and wait for at most `patience` seconds; give them, or why not."""
-    properties: dict[str, Any] = options.for_admin() | {"error_cb": journal.errors.append}
-    try:
-        client = AdminClient(properties, logger=journal)
-    except (KafkaException, TypeError, ValueError) as error:
-        raise _wrong_setting(error) from error
+    client = _make_admin(options, journal)
     wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
     asked = client.describe_configs(wanted, request_timeout=patience) if wanted else {}
     return {resource.name: _values(answer) for resource, answer in asked.items()}

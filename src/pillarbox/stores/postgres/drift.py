@@ -24,7 +24,8 @@ async def drift_of(connection: Connection, tables: Tables) -> list[Drift]:
     """Compare. What somebody has added is theirs, unless no event can be added without it."""
     script, schema = tables.sql(), tables.schema
     columns = await connection.run(
-        "SELECT c.relname, a.attname, a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' FROM pg_class c"
+        "SELECT c.relname, a.attname, a.attnotnull AND NOT a.atthasdef AND a.attidentity = '', c.relpersistence <> 'p'"
+        " FROM pg_class c"
         " LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped"
         " WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind IN ('r', 'p', 'v')",
         [schema],
@@ -54,8 +55,8 @@ async def drift_of(connection: Connection, tables: Tables) -> list[Drift]:
     ]
 
 
-def _tables(script: str, schema: str, columns: list[tuple[str, str, bool]]) -> Iterator[Drift]:
-    there = {table for table, _, _ in columns}
+def _tables(script: str, schema: str, columns: list[tuple[str, str, bool, bool]]) -> Iterator[Drift]:
+    there = {table: unlogged for table, _, _, unlogged in columns}
     for view in _VIEW.findall(script):
         if view not in there:
             yield Drift(f"the view {schema}.{view} is missing")
@@ -63,7 +64,10 @@ def _tables(script: str, schema: str, columns: list[tuple[str, str, bool]]) -> I
         if table not in there:
             yield Drift(f"the table {schema}.{table} is missing")
             continue
-        needed, found = _COLUMN.findall(body), {name: must for of, name, must in columns if of == table}
+        if there[table]:
+            mend = f"ALTER TABLE {schema}.{table} SET LOGGED"
+            yield Drift(f"the table {schema}.{table} is unlogged: a crash of the server empties it", mend)
+        needed, found = _COLUMN.findall(body), {name: must for of, name, must, _ in columns if of == table}
         for column in needed:
             if column not in found:
                 yield Drift(f"the column {column} of {schema}.{table} is missing")

@@ -1,5 +1,6 @@
 """How a database file is, seen through a connection that sets nothing: opening the store would set it right."""
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,22 +15,18 @@ from pillarbox.stores.sqlite.schema import NEEDED, Tables
 def look(path: str, prefix: str) -> SqliteFacts:
     """Look at a file; one that is not there has no tables."""
     check_place(path)
-    with mapped(path):
-        try:
-            connection = sqlite3.connect(f"file:{quote(path)}?mode=rw", uri=True, timeout=PATIENCE)
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN:
-                return SqliteFacts(SchemaStatus(0, NEEDED))
-            raise
-        with closing(connection) as db:
-            tables = Tables(path, prefix)
-            schema = tables.status(db)
-            return SqliteFacts(
-                schema,
-                tuple(_drift(db, tables)) if schema.version == NEEDED else (),
-                db.execute("PRAGMA journal_mode").fetchone()[0],
-                db.execute("PRAGMA synchronous").fetchone()[0],
-            )
+    if not os.path.exists(path):
+        return SqliteFacts(SchemaStatus(0, NEEDED))
+    file = f"file:{quote(path)}?mode=rw"  # not rwc: one that goes away meanwhile is not made anew
+    with mapped(path), closing(sqlite3.connect(file, uri=True, timeout=PATIENCE)) as db:
+        tables = Tables(path, prefix)
+        schema = tables.status(db)
+        return SqliteFacts(
+            schema,
+            tuple(_drift(db, tables)) if schema.version == NEEDED else (),
+            db.execute("PRAGMA journal_mode").fetchone()[0],
+            db.execute("PRAGMA synchronous").fetchone()[0],
+        )
 
 
 def _drift(db: sqlite3.Connection, tables: Tables) -> Iterator[Drift]:

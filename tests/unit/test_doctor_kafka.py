@@ -1,0 +1,50 @@
+"""Doctor: what is wrong with topics of Kafka, from values alone."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from pillarbox.admin.doctor import Facts, Finding, examine
+from pillarbox.facts import KafkaFacts, KafkaTopic
+from pillarbox.settings import Settings
+
+
+def kafka(brokers: int = 3, **topic: Any) -> list[Finding]:
+    healthy: dict[str, Any] = {
+        "name": "orders", "replicas": 3, "min_insync": 2, "unclean": False, "largest": 1_048_588,
+    }  # fmt: skip
+    facts = KafkaFacts(brokers, 1_000_000, [KafkaTopic(**healthy | topic)])
+    found = examine(Facts(Settings(), datetime(2026, 1, 1, tzinfo=UTC), broker=facts))
+    return [finding for finding in found if finding.severity != "fine"]
+
+
+def test_three_replicas_of_which_two_are_in_sync_are_well() -> None:
+    assert kafka() == []
+
+
+@pytest.mark.parametrize(("brokers", "severity"), [(1, "note"), (2, "problem"), (3, "problem")])
+def test_one_replica_is_a_problem_unless_there_is_one_broker(brokers: int, severity: str) -> None:
+    (finding,) = kafka(brokers, replicas=1, min_insync=1)
+    assert (finding.severity, finding.check) == (severity, "replicas")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "least", "severity", "setting"),
+    [
+        (3, 1, "problem", "min.insync.replicas=2"),
+        (2, 1, "problem", "min.insync.replicas=2"),
+        (3, 3, "note", "min.insync.replicas=2"),
+        (3, 4, "problem", "min.insync.replicas=2"),
+    ],
+)
+def test_too_few_and_too_many_in_sync_are_told(replicas: int, least: int, severity: str, setting: str) -> None:
+    (finding,) = kafka(replicas=replicas, min_insync=least)
+    assert (finding.severity, finding.check) == (severity, "replicas in sync")
+    assert finding.commands == (
+        f"kafka-configs.sh --alter --entity-type topics --entity-name orders --add-config {setting}",
+    )
+
+
+def test_replicas_that_are_not_known_are_not_judged() -> None:
+    assert kafka(replicas=0) == []
