@@ -7,16 +7,19 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from pillarbox import Event, Settings
 from pillarbox.admin.doctor import Facts, Finding, examine
 from pillarbox.facts import PostgresFacts
 from pillarbox.psycopg import Outbox
-from pillarbox.wiring import Relay, open_doctor
+from pillarbox.settings import OutboxSettings
+from pillarbox.sqlalchemy import outbox_table
+from pillarbox.wiring import Relay, open_admin, open_doctor
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
 from servers.process import free_port
-from tests.conftest import installed, skip_unless_ours
+from tests.conftest import EVERY_POSTGRES, installed, skip_unless_ours
 from tests.integration.postgres_shop import made, roles
 from tests.integration.postgres_world import soon
 
@@ -162,6 +165,25 @@ async def test_tables_that_somebody_has_changed_are_found(
     execute(fault)
     found = [finding for finding in troubles(await gather(migrated)) if finding.check == "tables"]
     assert any(finding.line.startswith(what) for finding in found), found
+
+
+@pytest.mark.parametrize("database", EVERY_POSTGRES, indirect=True)
+async def test_tables_as_the_command_makes_them_are_no_trouble_whatever_they_are_called(database: str) -> None:
+    settings = Settings(database=database, outbox=OutboxSettings(schema="acme", prefix="pb_"))
+    async with open_admin(settings) as admin:
+        await admin.migrate()
+    assert troubles(await open_doctor(settings).gather()) == []
+
+
+async def test_an_outbox_that_the_applications_own_migrations_made_is_no_trouble(database: str) -> None:
+    metadata = sa.MetaData()
+    outbox_table(metadata, dialect="postgresql")
+    engine = sa.create_engine(database.replace("postgresql:", "postgresql+psycopg:", 1))
+    metadata.create_all(engine)
+    engine.dispose()
+    async with open_admin(Settings(database=database)) as admin:
+        await admin.migrate()
+    assert await found(database) == []
 
 
 async def test_the_statement_that_is_given_makes_an_index_again(migrated: str, execute: Execute) -> None:

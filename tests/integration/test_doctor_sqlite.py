@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from pillarbox import Event, Settings
 from pillarbox.admin.doctor import Finding, examine
 from pillarbox.dbapi import Outbox
+from pillarbox.sqlalchemy import outbox_table
 from pillarbox.wiring import Relay, open_admin, open_doctor
 
 Execute = Callable[[str], list[tuple[object, ...]]]
@@ -86,6 +88,15 @@ async def test_tables_that_somebody_has_changed_are_found(file: Path, execute: E
     assert any(finding.line.startswith(what) for finding in found)
 
 
+async def test_ids_that_would_be_given_out_again_are_found(file: Path, execute: Execute) -> None:
+    ((made,),) = execute("SELECT sql FROM sqlite_schema WHERE name = 'pillarbox_outbox'")
+    execute("DROP TABLE pillarbox_outbox")
+    execute(str(made).replace(" AUTOINCREMENT", ""))
+    assert "the ids of pillarbox_outbox are given out again when the newest rows are deleted" in [
+        finding.line.partition(":")[0] for finding in await troubles(file)
+    ]
+
+
 async def test_the_statement_that_is_given_makes_an_index_again(file: Path, execute: Execute) -> None:
     execute("DROP INDEX pillarbox_parked_position")
     execute("CREATE INDEX pillarbox_parked_position ON pillarbox_parked (topic)")
@@ -100,6 +111,17 @@ async def test_a_column_of_the_applications_own_is_no_trouble(file: Path, execut
     execute("ALTER TABLE pillarbox_outbox ADD COLUMN tenant TEXT")
     execute("ALTER TABLE pillarbox_outbox ADD COLUMN region TEXT NOT NULL DEFAULT 'eu'")
     assert await troubles(file) == []
+
+
+async def test_an_outbox_that_the_applications_own_migrations_made_is_no_trouble(tmp_path: Path) -> None:
+    path, metadata = tmp_path / "shop.db", sa.MetaData()
+    outbox_table(metadata)
+    engine = sa.create_engine(f"sqlite:///{path}")
+    metadata.create_all(engine)
+    engine.dispose()
+    async with open_admin(Settings(database=f"sqlite:///{path}")) as admin:
+        await admin.migrate()
+    assert await troubles(path) == []
 
 
 async def test_events_that_nobody_relays_are_found(file: Path) -> None:

@@ -38,6 +38,8 @@ def _drift(db: sqlite3.Connection, tables: Tables) -> Iterator[Drift]:
             if (kind, name) not in there:
                 yield Drift(f"the {kind} {name} is missing", statement)
             elif kind == "table":
+                if "AUTOINCREMENT" in statement and "AUTOINCREMENT" not in there[kind, name].upper():
+                    yield Drift(f"the ids of {name} are given out again when the newest rows are deleted")
                 yield from _columns(name, _described(db, name), _described(new, name))
             elif _plain(there[kind, name]) != _plain(statement):
                 yield Drift(f"the {kind} {name} is another one", f"DROP {kind.upper()} {name}; {statement}")
@@ -51,8 +53,8 @@ def _columns(
             yield Drift(f"the column {column} of {table} is missing")
         elif there[column] != description:
             yield Drift(f"the column {column} of {table} is another one")
-    for column, (_, not_null, default, _) in there.items():
-        if column not in needed and not_null and default in (None, "NULL"):
+    for column, (_, not_null, has_default, _) in there.items():
+        if column not in needed and not_null and not has_default:
             yield Drift(
                 f"the column {column} of {table} is not ours, and cannot be empty: no event can be added without it",
                 f"ALTER TABLE {table} DROP COLUMN {column}",
@@ -66,8 +68,15 @@ def _made(db: sqlite3.Connection) -> dict[tuple[str, str], str]:
 
 
 def _described(db: sqlite3.Connection, table: str) -> dict[str, tuple[object, ...]]:
-    """Give the type, NOT NULL, default and place in the primary key of each column."""
-    rows = db.execute('SELECT name, type, "notnull", dflt_value, pk FROM pragma_table_xinfo(?)', (table,))
+    """Give the type of each column, whether it cannot be empty and has a default, and its place in the primary key.
+
+    Not the default itself: an application's own migrations may write the same one in other words.
+    """
+    rows = db.execute(
+        "SELECT name, upper(type), \"notnull\" OR pk > 0, coalesce(upper(dflt_value), 'NULL') <> 'NULL', pk"
+        " FROM pragma_table_xinfo(?)",
+        (table,),
+    )
     return {name: tuple(rest) for name, *rest in rows}
 
 
