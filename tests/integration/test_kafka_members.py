@@ -7,9 +7,10 @@ from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from string import ascii_letters
+from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupTopicPartitions
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
 
 from pillarbox import Consumer, Event
 from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher, KafkaSubscriber, member, reading
@@ -67,6 +68,36 @@ def committed(topics: Topics) -> dict[int, int]:
 
 def of_partition(deliveries: Sequence[Delivery], number: int) -> list[Delivery]:
     return [delivery for delivery in deliveries if delivery.place.partition[1] == number]
+
+
+async def test_what_kafka_does_not_take_in_the_midst_of_a_rebalance_is_said_again(
+    topics: Topics, member_of: MakeMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the group would seem to lag for as long as nothing else is acknowledged in that partition."""
+    commit, refused = member.Member._commit, list[Any]()
+
+    def refusing(self: member.Member, consumer: Any, marks: list[TopicPartition]) -> Any:
+        if marks and len(refused) < 2:
+            refused.append(marks)
+            return commit(self, Rebalancing(), marks)  # type: ignore[arg-type]
+        return commit(self, consumer, marks)
+
+    await publish(topics, batch(ascii_letters))
+    only = member_of()
+    deliveries = await receive(only, len(ascii_letters))
+    monkeypatch.setattr(member.Member, "_commit", refusing)
+    await only.acknowledge(deliveries)
+    assert set(committed(topics).values()) == {0}
+    everything = {number: len(of_partition(deliveries, number)) for number in range(4)}
+    await until(lambda: committed(topics) == everything)
+    assert len(refused) == 2
+
+
+class Rebalancing:
+    """A consumer whose group is in the midst of a rebalance: the coordinator takes no commit, also of what it keeps."""
+
+    def commit(self, **_: Any) -> None:
+        raise KafkaException(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
 
 
 async def test_nothing_is_committed_for_a_partition_that_was_revoked(

@@ -37,6 +37,7 @@ BATCH = 100
 HANDOVER = 30.0
 PROBE_EVERY = 0.5
 PATIENCE = 5.0
+NEVER = float("inf")
 
 
 class Member:
@@ -55,7 +56,7 @@ class Member:
         self._missed: set[str] = set()
         self._journal = Journal()
         self._consumer: Consumer | None = self._make()
-        self._probe_at = 0.0
+        self._probe_at, self._again_at = 0.0, NEVER
         self.joined = False
         """It was told which partitions are its own."""
         self.away: str | None = None
@@ -161,18 +162,20 @@ class Member:
         self._news()
 
     def _commit_what_moved(self, consumer: Consumer) -> None:
-        """Tell Kafka how far we are, if somebody waits for it."""
+        """Tell Kafka how far we are, if somebody waits for it, or if it did not listen the last time."""
         with self._lock:
-            if not self._promises:
+            if not self._promises and time.monotonic() < self._again_at:
                 return
             promises, self._promises = self._promises, []
             moved = [p for p in self._held.values() if p.held.position > p.committed]
             marks = [(partition, mark) for partition in moved if (mark := partition.mark()) is not None]
         failure = None
         try:
-            self._commit(consumer, [mark for _, mark in marks])
+            taken = self._commit(consumer, [mark for _, mark in marks])
             for partition, mark in marks:
-                partition.committed = mark.offset - 1
+                if partition.name in taken:
+                    partition.committed = mark.offset - 1
+            self._again_at = time.monotonic() + PROBE_EVERY if len(taken) < len(marks) else NEVER
         except BrokerUnavailable as error:
             failure = error
         self._keep_promises(failure, promises)
@@ -192,17 +195,20 @@ class Member:
             promises, self._promises = self._promises, []
         self._keep_promises(BrokerUnavailable(words), promises)
 
-    def _commit(self, consumer: Consumer, marks: list[TopicPartition]) -> None:
+    def _commit(self, consumer: Consumer, marks: list[TopicPartition]) -> set[Name]:
+        """Tell Kafka where we are; give the partitions of which it took our word. In the midst of a rebalance it takes
+        none, also of those that we keep."""
         if not marks:
-            return
+            return set()
         try:
             done = consumer.commit(offsets=marks, asynchronous=False) or []
-            errors = [mark.error for mark in done if mark.error is not None]
+            refused = {(mark.topic, mark.partition): mark.error for mark in done if mark.error is not None}
         except KafkaException as failure:
-            errors = [error_of(failure)]
-        for error in errors:
+            refused = {(mark.topic, mark.partition): error_of(failure) for mark in marks}
+        for error in refused.values():
             if error.code() not in TAKEN_OVER:  # what another member has taken over is passed over in silence
                 raise BrokerUnavailable(f"Kafka at {self._options.servers} takes no acknowledgement: {error.str()}")
+        return {(mark.topic, mark.partition) for mark in marks} - refused.keys()
 
     def _complain(self, error: KafkaError) -> None:
         """Note an error that came instead of records."""
