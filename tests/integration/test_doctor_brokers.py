@@ -74,9 +74,12 @@ async def test_a_redis_that_does_not_tell_is_noted(redis: Redis) -> None:
     assert "CONFIG GET is refused" in finding.line
 
 
-async def test_a_redis_that_is_away_is_found() -> None:
-    (finding,) = await troubles(f"redis://127.0.0.1:{free_port()}", "orders")
+@pytest.mark.parametrize("scheme", ["redis", "amqp", "nats"])
+async def test_a_broker_that_is_away_is_found(scheme: str) -> None:
+    (finding,) = await troubles(f"{scheme}://me:hunter2@127.0.0.1:{free_port()}", "orders")
     assert (finding.severity, finding.check) == ("problem", "broker")
+    assert finding.line.startswith("the broker cannot be asked: ")
+    assert "hunter2" not in finding.line
 
 
 @pytest.fixture

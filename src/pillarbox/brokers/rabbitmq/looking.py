@@ -1,12 +1,16 @@
 """Whether RabbitMQ has somewhere to put events: asked by declaring passively, which makes nothing."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
 from pillarbox.brokers.rabbitmq.address import SHORT, Address
-from pillarbox.brokers.rabbitmq.link import NOT_FOUND, Link
+from pillarbox.brokers.rabbitmq.link import ERRORS, NOT_FOUND, Link, away
 from pillarbox.brokers.rabbitmq.topology import Desk
 from pillarbox.facts import RabbitFacts
+
+PATIENCE = 10.0
+"""Seconds in which the server must answer."""
 
 
 class RabbitLooking:
@@ -16,6 +20,15 @@ class RabbitLooking:
         self._address = address
 
     async def __call__(self, topics: Sequence[str]) -> RabbitFacts:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                return await self._ask(topics)
+        except TimeoutError as error:
+            raise away(self._address.place, TimeoutError(f"no answer in {PATIENCE:g} s")) from error
+        except ERRORS as error:
+            raise away(self._address.place, error) from error
+
+    async def _ask(self, topics: Sequence[str]) -> RabbitFacts:
         exchange, desk = self._address.exchange, Desk(self._address)
         try:
             if exchange:
