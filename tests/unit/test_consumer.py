@@ -125,7 +125,7 @@ async def test_a_handlers_thread_is_one_and_the_same(bench: ConsumerBench) -> No
 
 
 async def test_stopping_finishes_what_has_begun_and_leaves_the_rest(bench: ConsumerBench) -> None:
-    consumer = bench.consumer()
+    consumer, many = bench.consumer(), 1000  # they take longer than a worker goes on before it looks up
     loop = asyncio.get_running_loop()
 
     def hear(moment: Moment, facts: Facts) -> None:
@@ -133,15 +133,15 @@ async def test_stopping_finishes_what_has_begun_and_leaves_the_rest(bench: Consu
             loop.call_soon_threadsafe(consumer.stop)
 
     bench.on = hear
-    bench.publish(*(message(n) for n in range(200)))
+    bench.publish(*(message(n) for n in range(many)))
     async with asyncio.timeout(20):
         await consumer.run()
     applied = bench.applied()
     assert applied == list(range(len(applied)))
-    assert 4 <= len(applied) < 200
-    assert bench.unacknowledged() == 200 - len(applied)
+    assert 4 <= len(applied) < many
+    assert bench.unacknowledged() == many - len(applied)
     await bench.consume()
-    assert bench.applied() == list(range(200))
+    assert bench.applied() == list(range(many))
 
 
 async def test_it_runs_beside_an_application(bench: ConsumerBench) -> None:

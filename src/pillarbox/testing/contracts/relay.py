@@ -152,7 +152,7 @@ class RelayContract:
     @needs("dies")
     async def test_a_broker_killed_three_times_in_mid_batch_loses_nothing(self, bench: PublisherBench) -> None:
         shop = Shop(bench)
-        count = DEATHS * EVENTS
+        count = (DEATHS + 1) * EVENTS
         shop.place(*orders(0, count))
         async with shop.relay():
             await shop.until_some_are_published(BATCH)
