@@ -46,11 +46,18 @@ class Shop:
         process = self.start()
         try:
             yield process
+            # All may have arrived before it came; a process that has hardly begun would be ended by the signal.
+            until(lambda: self.knows(process), "the relay is at work")
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
             process.wait()
+
+    def knows(self, process: "subprocess.Popen[bytes]") -> bool:
+        """Tell whether that relay has come to the database."""
+        found = self.sql.execute("SELECT 1 FROM pillarbox_relays WHERE name LIKE %s", [f"%-{process.pid}-%"])
+        return found.fetchone() is not None
 
     def add(self, *events: Event[Any]) -> None:
         """Add events in one transaction."""
