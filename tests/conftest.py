@@ -41,6 +41,7 @@ REQUIREMENTS: dict[str, Callable[[], bool]] = {
     "Linux": lambda: sys.platform == "linux",
     "Python 3.12": lambda: sys.version_info >= (3, 12),
     "Python 3.13": lambda: sys.version_info >= (3, 13),
+    "systemd": lambda: shutil.which("systemd-analyze") is not None,
     "git": lambda: shutil.which("git") is not None,
     "SQLAlchemy": lambda: importlib.util.find_spec("sqlalchemy") is not None,
     "x86-64": lambda: platform.machine() == "x86_64",

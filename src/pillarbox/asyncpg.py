@@ -35,6 +35,7 @@ from pillarbox.inbox.steps import (
     drive_async,
     is_open,
 )
+from pillarbox.tracing import with_trace
 
 try:
     import asyncpg
@@ -61,7 +62,7 @@ class Outbox:
     async def add(self, connection: AnyConnection, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
         """Add events in the connection's transaction; they are published if, and only if, it commits."""
         _check(connection)
-        if (statement := postgres_insertion(events, self._place, on_duplicate)) is None:
+        if (statement := postgres_insertion(with_trace(events), self._place, on_duplicate)) is None:
             return
         with _failures():
             answer = await connection.fetch(statement.sql, *statement.parameters)

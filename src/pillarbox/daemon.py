@@ -6,8 +6,13 @@ import os
 import signal
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
+
+from pillarbox.pulse import Pulse
+from pillarbox.systemd import Systemd
 
 COLLECT_EVERY = 50_000
 
@@ -25,12 +30,14 @@ def collect_rarely() -> None:
 class Daemon(ABC):
     """A program that runs until it is stopped. `async with daemon:` runs it beside something else.
 
-    A subclass sets `_started` once it has everything that it needs.
+    A subclass sets `_started` once it has everything that it needs, and lets its pulse beat.
     """
 
     def __init__(self) -> None:
         self._stop, self._started = asyncio.Event(), asyncio.Event()
         self._beside: asyncio.Task[None] | None = None
+        self._systemd: Systemd | None = None
+        self.pulse = Pulse()
 
     @abstractmethod
     async def run(self) -> None:
@@ -50,7 +57,10 @@ class Daemon(ABC):
         return self._started.is_set()
 
     def run_forever(self) -> None:
-        """Block and run. SIGTERM or SIGINT drains and hands over; a second one stops at once."""
+        """Block and run. SIGTERM or SIGINT drains and hands over; a second one stops at once.
+
+        The process is ours, so whoever started it is told how it fares, if NOTIFY_SOCKET says that they want to be.
+        """
         collect_rarely()
         asyncio.run(self._until_signalled())
 
@@ -58,7 +68,42 @@ class Daemon(ABC):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
-        await self.run()
+        async with self._supervised():
+            await self.run()
+
+    @asynccontextmanager
+    async def _supervised(self) -> AsyncIterator[None]:
+        """Tell systemd meanwhile, if it is there, when we are ready, that we live, and that we stop."""
+        systemd = self._systemd = Systemd.of(os.environ)
+        if systemd is None:
+            yield
+            return
+        tasks = [asyncio.create_task(telling) for telling in (self._tell_ends(systemd), self._tell_life(systemd))]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._systemd = None
+            systemd.close()
+
+    async def _tell_ends(self, systemd: Systemd) -> None:
+        await self._started.wait()
+        systemd.tell("READY=1")
+        await self._stop.wait()
+        systemd.tell("STOPPING=1", "STATUS=draining")
+
+    async def _tell_life(self, systemd: Systemd) -> None:
+        while systemd.watchdog is not None:
+            if self.pulse.beats or self.stopping:  # how long draining may take is TimeoutStopSec's to say
+                systemd.tell("WATCHDOG=1")
+            await asyncio.sleep(systemd.watchdog / 2)
+
+    def say(self, status: str) -> None:
+        """Let systemd show how things are, if it is there; a line without secrets."""
+        if self._systemd is not None and not self.stopping:
+            self._systemd.tell(f"STATUS={status}")
 
     def _signalled(self) -> None:
         if self.stopping:

@@ -19,6 +19,7 @@ from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import texts_of
 from pillarbox.inbox.steps import Call, Program, call_sync, drive, guarded, refused_at_commit
+from pillarbox.tracing import with_trace
 
 R = TypeVar("R")
 
@@ -38,11 +39,12 @@ class Outbox:
     def add(self, connection: sqlite3.Connection, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
         """Add events in the connection's transaction; they are published if, and only if, it commits."""
         _check_connection(connection)
+        added = with_trace(events)
         try:
-            if (plain := plain_insertion(events, self._place, on_duplicate)) is not None:
+            if (plain := plain_insertion(added, self._place, on_duplicate)) is not None:
                 _run(connection, plain)
             else:
-                drive(insertion(events, self._place, on_duplicate), lambda statement: _run(connection, statement))
+                drive(insertion(added, self._place, on_duplicate), lambda statement: _run(connection, statement))
         except sqlite3.Error as error:  # not with _failures: this is the path that every event pays for
             _raise_ours(connection, error)
 

@@ -71,6 +71,9 @@ class EncodeError(CodecError):
 class DecodeError(CodecError):
     """The bytes are not what their content type or the handler's model says."""
 
+    brief: str | None = None
+    """What it says without anything that the event carries, if the whole says more: for logs."""
+
 
 class StoreError(PillarboxError):
     """The database did not do what was asked."""

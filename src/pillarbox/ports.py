@@ -14,9 +14,10 @@ come as the classes of `pillarbox.errors`: StoreUnavailable (try again), SchemaM
 from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from pillarbox.core.entry import Entry
+from pillarbox.core.event import Event
 from pillarbox.core.message import Delivery, Message
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Settlement
@@ -119,8 +120,35 @@ class Query:
     """Only events whose last error has this text in it, letter by letter."""
     after: int | None = None
     """Only entries whose position is above this one (for following the log)."""
+    upto: int | None = None
+    """Only entries whose position is this one or below."""
     newest_first: bool = True
     limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A replay: which events go out once more, how, and how far it is."""
+
+    id: str
+    began_at: datetime
+    who: str
+    query: Query
+    again: bool
+    """Handlers that ask for replays handle the events once more: its id goes along with them."""
+    to: str | None
+    """Another topic that they go to."""
+    rate: float | None
+    """How many become due in a second."""
+    first: int
+    """Above this position it began."""
+    place: int
+    """Up to this position it is done."""
+    upto: int
+    """After this position it is over."""
+    events: int
+    """So many were handed to the relay."""
+    finished_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +257,20 @@ class SlotSeen:
     watched_at: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class CanarySeen:
+    """The newest canary: when it was added, and what has become of it. One that is pruned was published."""
+
+    event_id: str
+    added_at: datetime
+    status: Status
+    error: str | None = None
+
+
 LATELY = timedelta(minutes=1)
-"""The while of which `Stats.published_lately` tells."""
+"""The while of which `Stats.published_lately` and `Stats.added_by_topic` tell."""
+NEWEST = 1_000
+"""So many of the newest events are looked at for `Stats.added_by_topic`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +291,12 @@ class Stats:
     relays: Sequence[RelaySeen] = ()
     pending_by_topic: dict[str, int] = field(default_factory=dict)
     """Of the first 10,000 pending ones."""
+    oldest_by_topic: dict[str, datetime] = field(default_factory=dict)
+    """When the oldest of each of those topics was added."""
+    added_by_topic: dict[str, int] = field(default_factory=dict)
+    """Of the newest 1,000 events of the log (NEWEST), those that were added in the last minute (LATELY)."""
+    added_since: datetime | None = None
+    """When the first of those 1,000 was added, if all of them were in the last minute."""
     pending_about: int | None = None
     """How many are pending where they are not counted: an estimate by ids, which have gaps. None if there is none."""
     parked_by_topic: dict[str, dict[Status, int]] = field(default_factory=dict)
@@ -272,6 +318,7 @@ class Stats:
     receives: bool = False
     """Whether a consumer has its inbox here."""
     slot: SlotSeen | None = None
+    canary: CanarySeen | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,17 +353,35 @@ class Records(Protocol):
     async def drop(self, query: Query) -> int:
         """Forget dead events for good; their followers go on. They stay visible as dropped. How many."""
 
-    async def replay(
-        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
-    ) -> int:
-        """Publish events again that were published, with the same ids, in log order, outside the lines. How many.
+    async def begin_replay(
+        self, id: str, query: Query, *, again: bool = False, to: str | None = None, rate: float | None = None
+    ) -> Replay:
+        """Write down that the published events which the query means are to be published again, and how; none is yet.
 
-        All of them or none. `again` is the id of a replay: it goes along with every message, so that handlers which
-        ask for replays handle the event once more for each such id. Without one, a message is a copy to everybody.
-        `to` is another topic that they go to. `rate` is how many become due in a second."""
+        They go with the ids they have, in log order whatever the query says, outside the lines; at most as many as its
+        limit. With `again` the id of the replay goes along with every message, so that handlers which ask for replays
+        handle the event once more for each such id; without, a message is a copy to everybody. `to` is another topic
+        that they go to. `rate` is how many become due in a second."""
 
-    async def prune(self, retention: Retention) -> int:
-        """Delete one bounded batch of what has been settled for long enough; 0 when there is nothing left to do."""
+    async def replay(self, id: str) -> Replay | None:
+        """Hand the next events of a replay to the relay: one bounded batch, in the transaction that moves its place.
+        None if there is no such replay; one that is over stays as it is. Several at once do the work of one.
+
+        Whatever dies in between, within one replay no event goes twice, and none is left out that was published when
+        it began and is still in the log or the archive, published, when its turn comes."""
+
+    async def find_replay(self, id: str) -> Replay | None:
+        """Look how far a replay is; None if there is none of this id."""
+
+    async def resume_replay(self, id: str) -> None:
+        """Write down who goes on with a replay: from now on, a line of its own in the audit counts what it does."""
+
+    async def write_down(self, what: str) -> int:
+        """Begin a line of the audit, for something done in batches, with a count of 0 so far; give its number."""
+
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        """Delete one bounded batch of what has been settled for long enough; 0 when there is nothing left to do. The
+        line of the audit with this number counts it, in the same transaction."""
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         """Stop publishing a topic; it keeps its place, others flow on. Survives restarts. If it is paused already,
@@ -327,7 +392,7 @@ class Records(Protocol):
 
     async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
         """Read the audit, the newest line first. Every retry, edit, drop, replay, pause and resume has left one, in the
-        same transaction; a pause that changed nothing has not."""
+        same transaction; a pause that changed nothing has not. What is done in batches has one line, which grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +431,10 @@ class Store(Source, Lanes, Records, Schema, Protocol):
 
     async def check(self) -> None:
         """Raise SchemaMismatch, which names the command to run, unless the tables are as this release needs them."""
+
+    async def add_canary(self, event: Event[Any]) -> None:
+        """Add an event of our own, in a transaction of its own that also notes it as the newest canary. Raises
+        StoreError if whoever is connected may not add events."""
 
     async def close(self) -> None:
         """Disconnect; safe to call twice."""

@@ -1,25 +1,38 @@
 """Serving: what a daemon serves over HTTP while it runs, put around it by the wiring. Nothing, unless it is set."""
 
 import asyncio
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from pillarbox.admin.admin import Admin, Report
+from pillarbox.core.canary import overdue_after
 from pillarbox.daemon import Daemon
 from pillarbox.errors import MissingExtra
 from pillarbox.inbox.consumer import Consumer
 from pillarbox.ports import Clock, Publisher, Store
 from pillarbox.settings import Settings
 from pillarbox.settings.tables import split_place
-from pillarbox.telemetry.hooks import Hooks
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.telemetry.http import Answer, HttpServer, Page, said
-from pillarbox.telemetry.probes import Probes
+from pillarbox.telemetry.probes import AwaitedCanary, Probes
 
 if TYPE_CHECKING:
     from pillarbox.telemetry.prometheus import RelayMetrics
 
+STATUS: Mapping[Moment, str] = {
+    Moment.LANES_TAKEN: "relays",
+    Moment.LANES_AWAITED: "stands by: another relay is at work",
+    Moment.SLOT_WATCHED: "watches the slot",
+    Moment.SLOT_DOUBTED: "does not trust the slot: `pillarbox status` says why",
+    Moment.BROKER_AWAY: "the broker is away; nothing is lost",
+    Moment.BROKER_BACK: "the broker is back",
+    Moment.STORE_AWAY: "the database is away; nothing is lost",
+    Moment.STORE_BACK: "the database is back",
+}
+"""What systemd shows; the words of errors are for the log alone."""
 S = TypeVar("S", bound=Store)
 PATIENCE = 3.0
 """Seconds that the database has for a look, below what a page has: its counts must not be lost with the figures."""
@@ -43,14 +56,26 @@ class Serving(NamedTuple):
         return publisher if self.metrics is None else self.metrics.publisher(publisher)
 
 
+def _hooks_with_status(daemon: Daemon, hooks: Hooks) -> Hooks:
+    if "NOTIFY_SOCKET" not in os.environ:
+        return hooks
+
+    def say(moment: Moment, facts: Facts) -> None:
+        if moment in STATUS:
+            daemon.say(STATUS[moment])
+
+    return hooks.also(say)
+
+
 def serve_relay(
     relay: Daemon, settings: Settings, clock: Clock, hooks: Hooks, open_admin: Callable[[Settings], Admin]
 ) -> Serving:
     """Serve probes, and metrics with the figures of the outbox, for a relay or one that watches a slot."""
+    hooks = _hooks_with_status(relay, hooks)
     if settings.health.listen is None:
         return Serving(nullcontext(), hooks)
     look = Look(settings, open_admin)
-    probes = Probes(lambda: relay.stopping, problems=look.problems)
+    probes = Probes(lambda: relay.stopping, lambda: relay.pulse.beats, problems=look.problems)
     try:
         from pillarbox.telemetry.prometheus import CONTENT_TYPE, RelayMetrics
     except MissingExtra as error:
@@ -65,11 +90,19 @@ def serve_relay(
     return Serving(_server(settings, probes, page), hooks.also(probes, metrics), metrics)
 
 
-def serve_consumer(consumer: Consumer, settings: Settings, hooks: Hooks) -> Serving:
+def serve_consumer(consumer: Consumer, settings: Settings, hooks: Hooks, topics: Sequence[str]) -> Serving:
     """Serve probes and metrics for a consumer; it asks no database, for its inbox has one of its own."""
-    if settings.health.listen is None:
+    hooks = _hooks_with_status(consumer, hooks)
+    health = settings.health
+    if health.listen is None:
         return Serving(nullcontext(), hooks)
-    probes = Probes(lambda: consumer.stopping, begun=lambda: consumer.started)
+    problems = None
+    if health.canary is not None and health.canary_topic in topics:
+        awaited = AwaitedCanary(overdue_after(health.canary, health.oldest_pending).total_seconds())
+        problems, hooks = awaited.problems, hooks.also(awaited)
+    probes = Probes(
+        lambda: consumer.stopping, lambda: consumer.pulse.beats, begun=lambda: consumer.started, problems=problems
+    )
     try:
         from pillarbox.telemetry.prometheus import CONTENT_TYPE, ConsumerMetrics
     except MissingExtra as error:

@@ -3,11 +3,11 @@
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from getpass import getuser
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +24,7 @@ from pillarbox.facts import FactStore, Looking
 from pillarbox.inbox import consumer as consumers
 from pillarbox.inbox.hint import Hint
 from pillarbox.inbox.inbox import Handlers
+from pillarbox.inbox.programs import Wrap
 from pillarbox.ports import Clock, Keeping, Publisher, Subscriber
 from pillarbox.relay import relay as relays
 from pillarbox.relay import watch as watches
@@ -31,11 +32,15 @@ from pillarbox.serving import serve_consumer, serve_relay
 from pillarbox.settings import Settings
 from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.urls import Url, file_of, parse_url, without_secrets
+from pillarbox.stores.audit import user
 from pillarbox.telemetry.hooks import Hooks
-from pillarbox.telemetry.logging import LogMoments
+from pillarbox.telemetry.logging import By, LogMoments
 
 if TYPE_CHECKING:
     from pillarbox.stores.postgres import PostgresStore
+    from pillarbox.telemetry.opentelemetry import Traces
+
+DATABASES = ("sqlite", "postgresql", "postgres")
 
 
 class SystemClock:
@@ -71,19 +76,20 @@ class Relay(relays.Relay):
         clock: Clock | None = None,
     ) -> None:
         settings = _settled(settings, database=database, broker=broker)
-        clock, hooks = clock or SystemClock(), hooks or Hooks(LogMoments())
+        self.name = _owner()
+        clock, hooks = clock or SystemClock(), hooks or Hooks(LogMoments(by=By("relay", self.name)))
         self._serving = serving = serve_relay(self, settings, clock, hooks, open_admin)
         hooks = serving.hooks
         if publish is not None and broker is not None:
             raise ConfigError("publish, broker: give one of them: a function of your own, or where events go")
         open_publisher = _publisher(settings, broker, clock, hooks) if publish is None else _function(publish, settings)
-        open_store = _store(settings, _owner(), clock, hooks)
-        super().__init__(
-            lambda: relays.Parts(serving.store(open_store()), serving.publisher(open_publisher())),
-            settings,
-            clock,
-            hooks,
-        )
+        open_store = _store(settings, self.name, clock, hooks)
+        system = _system(settings, broker) if publish is None else "function"
+
+        def open_parts() -> relays.Parts:
+            return relays.Parts(serving.store(open_store()), serving.publisher(_traced(open_publisher(), system)))
+
+        super().__init__(open_parts, settings, clock, hooks)
 
     async def run(self) -> None:
         async with self._serving.server:
@@ -94,9 +100,10 @@ class Watch(watches.Watch):
     """Keeps status and retention of an outbox whose events the reader of a replication slot carries."""
 
     def __init__(self, settings: Settings, *, hooks: Hooks | None = None) -> None:
-        clock = SystemClock()
-        self._serving = serving = serve_relay(self, settings, clock, hooks or Hooks(LogMoments()), open_admin)
-        open_store = _watching_store(settings, _owner(), clock, serving.hooks)
+        clock, self.name = SystemClock(), _owner()
+        hooks = hooks or Hooks(LogMoments(by=By("relay", self.name)))
+        self._serving = serving = serve_relay(self, settings, clock, hooks, open_admin)
+        open_store = _watching_store(settings, self.name, clock, serving.hooks)
         super().__init__(lambda: serving.store(open_store()), settings, serving.hooks)
 
     async def run(self) -> None:
@@ -121,12 +128,14 @@ class Consumer(consumers.Consumer):
         clock: Clock | None = None,
     ) -> None:
         settings = _settled(settings, broker=broker)
-        clock, hooks = clock or SystemClock(), hooks or Hooks(LogMoments())
+        clock = clock or SystemClock()
         if isinstance(topics, str) or not topics:
             raise ConfigError(f'topics: {topics!r} is no list of topics; name at least one: ["order-events"]')
         if not isinstance(getattr(inbox, "handlers", None), Handlers):
             raise ConfigError(f"inbox: {inbox!r:.60} is no Inbox of a door, such as pillarbox.sqlalchemy")
-        self._serving = serve_consumer(self, settings, hooks)
+        self.name = inbox.handlers.consumer
+        hooks = hooks or Hooks(LogMoments(by=By("consumer", self.name)))
+        self._serving = serve_consumer(self, settings, hooks, topics)
         hooks = self._serving.hooks
         open_subscriber = _subscriber(settings, broker, inbox.handlers.consumer, topics, clock, hooks)
         super().__init__(
@@ -142,11 +151,33 @@ class Consumer(consumers.Consumer):
             stores=settings.inbox.mode == "store",
             unhandled=settings.inbox.unhandled,
             open_hint=_hint(settings),
+            open_wrap=partial(_wrap, _system(settings, broker), inbox.handlers.consumer),
         )
 
     async def run(self) -> None:
         async with self._serving.server:
             await super().run()
+
+
+def _traces(system: str) -> "Traces | None":
+    """Give what traces, if this process does: what it has not imported, it does not use."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    from pillarbox.telemetry.opentelemetry import open_traces
+
+    return open_traces(system)
+
+
+def _traced(publisher: Publisher, system: str) -> Publisher:
+    traces = _traces(system)
+    return publisher if traces is None else traces.publisher(publisher)
+
+
+def _wrap(system: str, consumer: str) -> Wrap | None:
+    traces = _traces(system)
+    if traces is None:
+        return None
+    return lambda handler: traces.handler(handler.function, consumer, is_async=handler.is_async)
 
 
 def _hint(settings: Settings) -> Callable[[], Hint] | None:
@@ -163,7 +194,7 @@ def _hint(settings: Settings) -> Callable[[], Hint] | None:
 
 def open_admin(settings: Settings) -> Admin:
     """Make the admin service for the outbox that the settings name; `async with` opens it."""
-    who, clock = _who(), SystemClock()
+    who, clock = user(), SystemClock()
     return Admin(_store(settings, who, clock, Hooks())(), who, clock)
 
 
@@ -186,28 +217,29 @@ def _asking(settings: Settings, name: str) -> Any:
     return getattr(module, name)(given) if hasattr(module, name) else None
 
 
+def check_urls(settings: Settings) -> None:
+    """Refuse a database or a broker of no known kind, or a file that can be none; open nothing."""
+    database = _url("database", settings.database, "sqlite:///shop.db")
+    if database.scheme not in DATABASES:
+        raise _unknown("database", settings.database, ["sqlite", "postgresql"])
+    _system(settings, None)
+    broker = _url("broker", settings.broker, "sqlite:///stream.db")
+    for setting, url in (("database", database), ("broker", broker)):
+        if url.scheme == "sqlite":
+            file_of(setting, url)
+
+
 def open_doctor(settings: Settings) -> Doctor:
     """Make what asks the outbox and the broker that the settings name, as far as they do, for what may go wrong."""
     clock = SystemClock()
-    store = None if settings.database is None else _store(settings, _who(), clock, Hooks())()
+    store = None if settings.database is None else _store(settings, user(), clock, Hooks())()
     return Doctor(settings, store, open_keeping(settings), open_looking(settings), clock)
 
 
 def open_source(settings: Settings) -> SourceAdmin:
     """Make the admin service that can say who carries the events; `async with` opens it."""
-    who, clock = _who(), SystemClock()
+    who, clock = user(), SystemClock()
     return SourceAdmin(_watching_store(settings, who, clock, Hooks())(), who, clock)
-
-
-def _who() -> str:
-    return f"{_user()}@{socket.gethostname()}"
-
-
-def _user() -> str:
-    try:
-        return getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid {os.getuid()}"
 
 
 def _settled(
@@ -297,13 +329,21 @@ def _subscriber(
 
 
 def _chosen(settings: Settings, clock: Clock, hooks: Hooks) -> tuple[ModuleType, Given]:
+    url, name = _url("broker", settings.broker, "sqlite:///stream.db"), _system(settings, None)
+    given = Given(url, settings.options, settings.relay.publish_timeout, clock, hooks)
+    return import_module(f"pillarbox.brokers.{name}"), given
+
+
+def _system(settings: Settings, broker: str | Broker | None) -> str:
+    """Say what a broker is called: one by a URL as its module in `brokers/`."""
+    if broker is not None and not isinstance(broker, str):
+        return type(broker).__name__
     url = _url("broker", settings.broker, "sqlite:///stream.db")
     name = next((name for name, kind in BROKERS.items() if url.scheme in kind.schemes), None)
     if name is None:
         known = [scheme for name, kind in BROKERS.items() if name != "memory" for scheme in kind.schemes]
         raise _unknown("broker", settings.broker, known)
-    given = Given(url, settings.options, settings.relay.publish_timeout, clock, hooks)
-    return import_module(f"pillarbox.brokers.{name}"), given
+    return name
 
 
 def _url(setting: str, text: str | None, example: str) -> Url:

@@ -3,19 +3,21 @@
 import asyncio
 import importlib
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiormq
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from nats import connect
 from redis.exceptions import ResponseError
 
 from pillarbox.brokers.given import Given
 from pillarbox.brokers.nats.seat import durable_name
+from pillarbox.brokers.nats.wire import pack
 from pillarbox.core.message import Message
 from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.urls import parse_url
@@ -34,6 +36,34 @@ WHERE messages.topic = ? AND messages.id > coalesce(positions.position, 0)
 """
 
 
+async def publish(url: str, messages: Sequence[Message]) -> None:
+    """Publish messages as a relay does."""
+    parsed = parse_url("broker", url)
+    module = next(name for name, kind in BROKERS.items() if parsed.scheme in kind.schemes)
+    given = Given(parsed, {}, timedelta(seconds=30), SystemClock(), Hooks())
+    publisher = importlib.import_module(f"pillarbox.brokers.{module}").open_publisher(given)()
+    publisher.send([message._replace(ticket=ticket) for ticket, message in enumerate(messages)])
+    answered = 0
+    while answered < len(messages):
+        outcomes = await publisher.outcomes()
+        assert not [outcome.error for outcome in outcomes if outcome.error]
+        answered += len(outcomes)
+    await publisher.close()
+
+
+async def publish_copies(url: str, messages: Sequence[Message]) -> None:
+    """Publish messages to NATS as a relay does whose copies come when the stream has forgotten their ids."""
+    client = await connect(url)
+    stream = client.jetstream()
+    answers = []
+    for message in messages:
+        headers = pack(message, "TEST", 1 << 20)
+        del headers["Nats-Msg-Id"]
+        answers.append(await stream.publish_async(message.topic, message.body, headers=headers))
+    await asyncio.gather(*answers)
+    await client.close()
+
+
 class Stream(NamedTuple):
     """A topic of a broker, empty at first."""
 
@@ -41,29 +71,17 @@ class Stream(NamedTuple):
     url: str
     unread: Callable[[], int]
     """Counts what the consumer has not acknowledged."""
+    sends: Callable[[str, Sequence[Message]], Coroutine[Any, Any, None]] = publish
 
     def publish(self, messages: Sequence[Message]) -> None:
-        """Publish messages in their order, and wait until all are there."""
-        asyncio.run(self._publish(messages))
-
-    async def _publish(self, messages: Sequence[Message]) -> None:
-        url = parse_url("broker", self.url)
-        module = next(name for name, kind in BROKERS.items() if url.scheme in kind.schemes)
-        given = Given(url, {}, timedelta(seconds=30), SystemClock(), Hooks())
-        publisher = importlib.import_module(f"pillarbox.brokers.{module}").open_publisher(given)()
-        publisher.send([message._replace(ticket=ticket) for ticket, message in enumerate(messages)])
-        answered = 0
-        while answered < len(messages):
-            outcomes = await publisher.outcomes()
-            assert not [outcome.error for outcome in outcomes if outcome.error]
-            answered += len(outcomes)
-        await publisher.close()
+        """Publish messages to the topic in their order, and wait until all are there."""
+        asyncio.run(self.sends(self.url, [message._replace(topic=self.topic) for message in messages]))
 
 
 @contextmanager
 def stream_on(broker: str, topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
     """Make a stream on a broker; the server is that of the fixtures."""
-    with STREAMS[broker](topic, folder, request) as stream:
+    with (STREAMS | {"competing": competing})[broker](topic, folder, request) as stream:
         yield stream
 
 
@@ -109,11 +127,20 @@ def kafka(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[
         asking.close()
 
 
+def rabbitmq(topic: str, folder: Path, request: pytest.FixtureRequest) -> AbstractContextManager[Stream]:
+    return _queue(topic, request, **{"x-single-active-consumer": True})
+
+
+def competing(topic: str, folder: Path, request: pytest.FixtureRequest) -> AbstractContextManager[Stream]:
+    """Make a queue of RabbitMQ that gives each message to whichever member is free: it keeps no order."""
+    return _queue(topic, request)
+
+
 @contextmanager
-def rabbitmq(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[Stream]:
+def _queue(topic: str, request: pytest.FixtureRequest, **arguments: object) -> Iterator[Stream]:
     server: RabbitMQ = request.getfixturevalue("rabbitmq")
     vhost: str = request.getfixturevalue("vhost")
-    server.declare_queue(vhost, topic, **{"x-single-active-consumer": True})
+    server.declare_queue(vhost, topic, **arguments)
 
     async def ready() -> int:
         connection = await aiormq.connect(server.url(vhost).replace("rabbitmq:", "amqp:", 1))
@@ -141,9 +168,11 @@ def nats(topic: str, folder: Path, request: pytest.FixtureRequest) -> Iterator[S
         return int(found["num_pending"]) + int(found["num_ack_pending"])
 
     try:  # a member that is killed says nothing: let the others miss it soon
-        yield Stream(topic, f"{server.url}?lease=1", unread)
+        yield Stream(topic, f"{server.url}?lease=1", unread, publish_copies)
     finally:
         asyncio.run(delete_streams(server.url))
 
 
-STREAMS = {make.__name__: make for make in (embedded, redis, kafka, rabbitmq, nats)}
+STREAMS: dict[str, Callable[[str, Path, pytest.FixtureRequest], AbstractContextManager[Stream]]]
+STREAMS = {"embedded": embedded, "redis": redis, "kafka": kafka, "rabbitmq": rabbitmq, "nats": nats}
+"""One of each broker, as it is to be used."""

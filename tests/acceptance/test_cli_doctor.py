@@ -97,3 +97,20 @@ def test_a_database_of_no_known_kind_is_refused(shop: "Shop") -> None:
 def test_without_a_topic_the_flag_is_named(migrated: "Shop", doctor: str) -> None:
     note, *_ = migrated.type(doctor).stdout.splitlines()
     assert note == "· topics                 no topic is known here: name those to ask about with --topic"
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [
+        ("text.db", "text.db is not a SQLite database; name another file"),
+        ("nodir/stream.db", "the directory nodir does not exist; create it, or name another file"),
+        ("shop.db", "shop.db is a database, but not a broker's file; name a file of its own"),
+    ],
+)
+def test_a_file_that_can_be_no_broker_is_a_problem_and_nothing_is_made(relayed: "Shop", file: str, why: str) -> None:
+    (relayed.directory / "text.db").write_text("this is no database, whatever its name says\n" * 100)
+    before = sorted(relayed.directory.iterdir())
+    said = relayed.type(f"pillarbox doctor --database {relayed.database} --broker sqlite:///{file}", code=3).stdout
+    assert said.startswith(f"✗ broker                 the broker cannot be asked: {why}; while it is away")
+    assert "topics" not in said
+    assert sorted(relayed.directory.iterdir()) == before

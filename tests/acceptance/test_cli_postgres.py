@@ -76,7 +76,8 @@ def test_pruning_says_how_many_and_asks(tables: str) -> None:
     assert (rehearsed.stdout, rehearsed.stderr) == (
         "", "3 events settled at least 0 s ago would be deleted, and what else is old enough\n"
     )  # fmt: skip
-    assert json.loads(type_(f"{at_once} --dry-run --json").stdout) == {"pruned": 0, "matched": 3, "dry_run": True}
+    rehearsed = json.loads(type_(f"{at_once} --dry-run --json").stdout)
+    assert rehearsed == {"pruned": 0, "matched": 3, "finished": False, "dry_run": True}
     type_(at_once, code=1, answer="n\n")
     assert len(json.loads(type_(f"pillarbox events list --json --database {tables}").stdout)) == 4
     assert type_(at_once, answer="y\n").stdout.startswith("pruned ")

@@ -77,7 +77,7 @@ def test_it_says_how_many_and_asks(store: Store) -> None:
     assert store.type("replay --type Shown --dry-run") == ("", will.replace("will", "would"))
     assert store.relay() == []
     said, asked = store.type("replay --type Shown", answer="y\n")
-    assert (said, asked) == ("replayed 2 events\n", f"{will}Go on? [y/N] ")
+    assert (said, asked) == (f"replayed 2 events, as replay {ID.findall(said)[0]}\n", f"{will}Go on? [y/N] ")
     again = store.relay()
     assert [headers["type"] for headers in again] == ["Shown", "Shown"]
     assert all("pillarbox-replay" not in headers for headers in again)
@@ -96,20 +96,24 @@ def test_again_tells_the_id_that_goes_along(store: Store) -> None:
     assert ID.fullmatch(other["replay"])
     assert other["replay"] != id
     plain = json.loads(store.type("replay --all --yes --json")[0])
-    assert plain == {"replayed": 4, "matched": 4, "replay": None, "dry_run": False}
+    assert ID.fullmatch(plain.pop("replay"))
+    assert plain == {"replayed": 4, "matched": 4, "finished": True, "dry_run": False}
+    rehearsed = json.loads(store.type("replay --all --dry-run --json")[0])
+    assert rehearsed == {"replayed": 0, "matched": 4, "replay": None, "finished": False, "dry_run": True}
 
 
 def test_it_may_go_to_another_topic_at_a_rate(store: Store) -> None:
     said, told = store.type("replay --type Shown --to anew --rate 1000000 --yes")
+    (id,) = ID.findall(said)
     assert (said, told) == (
-        "replayed 2 events\n",
+        f"replayed 2 events, as replay {id}\n",
         "2 published events will be published again to anew, 1,000,000 a second, as copies of what consumers have\n",
     )
     sent = [json.loads(line) for line in store.type("relay once --broker stdout:")[0].splitlines()]
     assert [(message["topic"], message["headers"]["type"]) for message in sent] == [("anew", "Shown")] * 2
     assert {record["topic"] for record in json.loads(store.type("events list --json")[0])} == {"orders"}
     [deed] = json.loads(store.type("audit list --json")[0])
-    assert (deed["what"], deed["count"]) == ("replay to=anew rate=1000000 status=published type=Shown", 2)
+    assert (deed["what"], deed["count"]) == (f"replay {id} to=anew rate=1000000 status=published type=Shown", 2)
 
 
 def test_flags_and_ids_say_which(store: Store) -> None:
@@ -165,13 +169,13 @@ class Billing:
         self.shop.type("pillarbox relay once")
         self.shop.type("pillarbox consume billing:inbox --topic orders --once")
 
-    def replay(self, flags: str) -> str | None:
+    def replay(self, flags: str) -> str:
         """Replay everything; give the id of the replay."""
         done = self.shop.json(f"pillarbox replay --all --yes --json {flags}")
         assert done["replayed"] == 4
         self.carry()
         id = done["replay"]
-        assert id is None or isinstance(id, str)
+        assert isinstance(id, str)
         return id
 
     def effects(self) -> list[tuple[object, ...]]:
@@ -199,7 +203,7 @@ def parked(billing: Billing) -> list[tuple[object, ...]]:
 
 
 def test_a_replay_is_a_copy_to_every_handler(billing: Billing) -> None:
-    assert billing.replay("") is None
+    billing.replay("")
     assert len(billing.shop.received()) == 8
     assert billing.effects() == FIRST
     assert (billing.numbers(), parked(billing)) == ([("0", 2), ("1", 2)], [])
@@ -208,7 +212,7 @@ def test_a_replay_is_a_copy_to_every_handler(billing: Billing) -> None:
 def test_a_replay_again_is_handled_once_more_where_that_was_asked_for(billing: Billing) -> None:
     ids = [billing.replay("--again"), billing.replay("--again")]
     once_more = [("shown", n, id) for n in (2, 4) for id in ids]
-    assert sorted(billing.effects(), key=str) == sorted(FIRST + once_more, key=str)
+    assert sorted(billing.effects(), key=str) == sorted([*FIRST, *once_more], key=str)
     assert (billing.numbers(), parked(billing)) == ([("0", 2), ("1", 2)], [])
 
 

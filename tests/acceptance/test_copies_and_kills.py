@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ import psycopg
 import pytest
 
 from pillarbox.core.message import Message
-from tests.acceptance.streams import Stream, stream_on
+from tests.acceptance.streams import STREAMS, Stream, stream_on
 
 KEYS, EACH, COPIES = 50, 20, 10
 EVENTS = KEYS * EACH
@@ -44,15 +44,8 @@ def apply(connection, event):
 """
 PLACES = [
     pytest.param(broker, database, marks=[] if (broker, database) == ("embedded", "PostgreSQL") else [pytest.mark.soak])
-    for broker, database in [
-        ("embedded", "PostgreSQL"),
-        ("embedded", "SQLite"),
-        ("kafka", "PostgreSQL"),
-        ("kafka", "SQLite"),
-        ("nats", "PostgreSQL"),
-        ("rabbitmq", "PostgreSQL"),
-        ("redis", "PostgreSQL"),
-    ]
+    for broker in STREAMS
+    for database in ("PostgreSQL", "SQLite")
 ]
 
 
@@ -80,35 +73,76 @@ def test_ten_copies_and_eight_killed_consumers_apply_each_event_once_and_in_orde
     database_kind: str,
     record_property: Callable[[str, object], None],
 ) -> None:
+    said = consume(tmp_path, stream, url)
+    record_property("says", f"copies and kills, {broker} and {database_kind}: {said}")
+    assert_once_and_in_order(url)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("broker", ["competing"])
+@pytest.mark.parametrize("database_kind", ["PostgreSQL", "SQLite"])
+def test_consumers_that_compete_for_a_queue_apply_each_event_once_and_in_order_by_its_number(
+    tmp_path: Path, stream: Stream, url: str, database_kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    said = consume(tmp_path, stream, url, numbered=True, PILLARBOX_INBOX_UNORDERED="true")
+    record_property("says", f"copies and kills, competing for a queue and {database_kind}, numbered: {said}")
+    assert_once_and_in_order(url)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("broker", ["competing"])
+@pytest.mark.parametrize("database_kind", ["PostgreSQL", "SQLite"])
+def test_consumers_that_compete_for_a_queue_apply_each_event_once_in_an_order_that_nobody_promises(
+    tmp_path: Path, stream: Stream, url: str, database_kind: str, record_property: Callable[[str, object], None]
+) -> None:
+    said = consume(tmp_path, stream, url)
+    record_property("says", f"copies and kills, competing for a queue and {database_kind}: {said}")
+    assert_once(url)
+
+
+def consume(folder: Path, stream: Stream, url: str, *, numbered: bool = False, **environment: str) -> str:
+    """Let consumers apply all copies, and kill one after another meanwhile; say whom the kills struck."""
     chance = random.Random(SEED)
-    prepare(tmp_path, url)
-    stream.publish(copies(stream.topic, chance))
-    group = Group(tmp_path, stream, url, chance)
+    prepare(folder, url)
+    stream.publish(copies(stream.topic, chance, numbered=numbered))
+    assert stream.unread() == COPIES * EVENTS, "the broker has not stored the copies"
     at_work = active = 0
-    with group:
+    with Group(folder, stream, url, chance, environment) as group:
         for left in sorted(chance.sample(range(100, COPIES * EVENTS), KILLS), reverse=True):
             at_work += group.wait_until_unread(left) > 0
             active += group.kill_one()
         group.wait_until_unread(0)
         group.wait_until_nothing_waits()
-    record_property(
-        "says",
-        f"copies and kills, {broker} and {database_kind}: {at_work} of {KILLS} kills struck while there was work,"
-        f" {active} the one whose effect was the newest",
+    return (
+        f"{at_work} of {KILLS} kills struck while there was work, {active} the one whose effect was the newest;"
+        f" {group.members_at_work()} members had effects"
     )
-    effects = query(url, "SELECT key, n FROM effects ORDER BY id")
+
+
+def assert_once(url: str) -> list[tuple[str, int]]:
+    effects = [(key, n) for key, n in query(url, "SELECT key, n FROM effects ORDER BY id")]
+    assert sorted(n for _, n in effects) == list(range(EVENTS)), f"seed {SEED}: lost or applied twice"
+    assert query(url, "SELECT event_id, state, last_error FROM pillarbox_inbox_parked WHERE state <> 'handled'") == []
+    return effects
+
+
+def assert_once_and_in_order(url: str) -> None:
+    effects = assert_once(url)
     for key in range(KEYS):
         applied = [n for found, n in effects if found == str(key)]
         assert applied == list(range(key * EACH, (key + 1) * EACH)), f"key {key}, seed {SEED}"
-    assert len(effects) == EVENTS, f"seed {SEED}"
-    assert query(url, "SELECT event_id, state, last_error FROM pillarbox_inbox_parked WHERE state <> 'handled'") == []
 
 
 class Group:
     """The consumers, of which one after another is killed and replaced. All deadlines only end a test that failed."""
 
-    def __init__(self, folder: Path, stream: Stream, url: str, chance: random.Random) -> None:
+    def __init__(
+        self, folder: Path, stream: Stream, url: str, chance: random.Random, environment: Mapping[str, str]
+    ) -> None:
         self._folder, self._stream, self._url, self._chance = folder, stream, url, chance
+        self._environment = os.environ | environment | {"BILLING": url}
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -123,9 +157,8 @@ class Group:
     def _start(self) -> "subprocess.Popen[bytes]":
         where = ["--topic", self._stream.topic, "--broker", self._stream.url]
         command = [sys.executable, "-m", "pillarbox", "consume", "billing:inbox", *where]
-        environment = os.environ | {"BILLING": self._url}
         with (self._folder / "consumers.log").open("ab") as log:
-            return subprocess.Popen(command, cwd=self._folder, env=environment, stdout=log, stderr=log)
+            return subprocess.Popen(command, cwd=self._folder, env=self._environment, stdout=log, stderr=log)
 
     def kill_one(self) -> bool:
         """Kill any one, or the one at work: others may just stand by. Tell whether it was that one."""
@@ -167,20 +200,26 @@ class Group:
             assert time.monotonic() < deadline, f"seed {SEED}: {waiting[:5]} wait: {self._log()}"
             time.sleep(0.05)
 
+    def members_at_work(self) -> int:
+        """Count those that have applied something."""
+        return int(query(self._url, "SELECT count(DISTINCT pid) FROM effects")[0][0])
+
     def _log(self) -> str:
         return (self._folder / "consumers.log").read_text()[-3000:]
 
 
-def copies(topic: str, chance: random.Random) -> list[Message]:
+def copies(topic: str, chance: random.Random, *, numbered: bool) -> list[Message]:
     """Give every event ten times: the first copies in order, the others anywhere behind their first."""
     placed = [(float(n), n) for n in range(EVENTS)]
     placed += [(chance.uniform(n, EVENTS), n) for n in range(EVENTS) for _ in range(COPIES - 1)]
-    return [message(topic, n) for _, n in sorted(placed)]
+    return [message(topic, n, numbered=numbered) for _, n in sorted(placed)]
 
 
-def message(topic: str, n: int) -> Message:
+def message(topic: str, n: int, *, numbered: bool) -> Message:
     key = str(n // EACH)  # those of one aggregate are neighbours: without its order they would overtake one another
     headers = {"id": str(UUID(int=n)), "type": "Counted", "aggregate_type": "key", "aggregate_id": key}
+    if numbered:
+        headers["number"] = str(n % EACH + 1)
     return Message(topic, key, headers, json.dumps(n).encode())
 
 

@@ -184,10 +184,9 @@ def test_a_consumer_killed_at_any_moment_applies_each_event_once(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("billing", ["PostgreSQL"], indirect=True)
 @pytest.mark.parametrize("broker", [name for name in STREAMS if name != "embedded"])
-@pytest.mark.parametrize("moment", [Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED])
-def test_a_consumer_killed_around_its_acknowledgement_applies_each_event_once_on_every_broker(
+@pytest.mark.parametrize("moment", CONSUMER_POINTS)
+def test_a_consumer_killed_at_any_moment_applies_each_event_once_on_every_broker(
     tmp_path: Path,
     billing: str,
     broker: str,
@@ -195,15 +194,16 @@ def test_a_consumer_killed_around_its_acknowledgement_applies_each_event_once_on
     until: Callable[[Callable[[], bool]], None],
     request: pytest.FixtureRequest,
 ) -> None:
+    kind, consumer = ("storing", crashing.storing) if moment is Moment.STORED else ("consumer", crashing.consumer)
     with stream_on(broker, f"orders-{uuid4().hex[:8]}", tmp_path, request) as stream:
-        stream.publish([message._replace(topic=stream.topic) for message in messages_of(tmp_path / "stream.db")])
+        stream.publish(messages_of(tmp_path / "stream.db"))
         (tmp_path / "broker").write_text(f"{stream.url} {stream.topic}")
-        die("consumer", tmp_path, billing, moment, CONSUMER_POINTS[moment])
+        die(kind, tmp_path, billing, moment, CONSUMER_POINTS[moment])
         if moment is Moment.COMMITTED:  # what is in the database and will come again
             billed = len(invoices_of(billing))
             until(lambda: stream.unread() > ORDERS * EACH - billed)
         while len(invoices := invoices_of(billing)) < ORDERS * EACH or stream.unread():
-            asyncio.run(crashing.consumer(tmp_path, billing, Hooks()).run_once(patience=1.5))
+            asyncio.run(consumer(tmp_path, billing, Hooks()).run_once(patience=1.5))
     assert max(Counter(invoices).values()) == 1
     assert_all_in_order(invoices)
 

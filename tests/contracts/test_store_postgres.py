@@ -12,6 +12,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.routing import Topics
 from pillarbox.ports import Store
 from pillarbox.psycopg import Outbox
+from pillarbox.stores import replays
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.testing.clock import ManualClock
@@ -107,6 +108,12 @@ class PostgresBench:
         for connection in self._transactions:
             connection.close()
         self.clock.close()
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a replay of ten events be one of several batches."""
+    monkeypatch.setattr(replays, "BATCH", 3)
 
 
 @pytest.mark.parametrize("migrated", EVERY_POSTGRES, indirect=True)

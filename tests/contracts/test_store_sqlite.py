@@ -12,6 +12,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.routing import Topics
 from pillarbox.dbapi import Outbox
 from pillarbox.ports import Store
+from pillarbox.stores import replays
 from pillarbox.stores.sqlite import SqliteStore
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.testing.clock import ManualClock
@@ -56,6 +57,12 @@ class SqliteBench:
     async def close(self) -> None:
         for store in self._opened:
             await store.close()
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a replay of ten events be one of several batches."""
+    monkeypatch.setattr(replays, "BATCH", 3)
 
 
 @pytest.mark.parametrize("rule", rules_of(StoreContract, SqliteBench.features))

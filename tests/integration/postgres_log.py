@@ -12,6 +12,7 @@ import psycopg
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.mending import Mending
 from pillarbox.stores.postgres.records import Finder
+from pillarbox.stores.postgres.replaying import Replaying
 from pillarbox.stores.postgres.retention import Pruner
 from pillarbox.stores.postgres.schema import Tables
 from pillarbox.stores.postgres.stats import Overview
@@ -30,6 +31,7 @@ class PostgresLog:
         self.finder = Finder(PLACE)
         self.overview = Overview(PLACE, self.finder)
         self.mending = Mending(PLACE, self.finder)
+        self.replaying = Replaying(PLACE, self.finder)
         self.pruner = Pruner(PLACE)
         self.now = START
         self._sql = psycopg.connect(url, autocommit=True)

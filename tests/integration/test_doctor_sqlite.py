@@ -146,3 +146,15 @@ async def test_a_file_that_is_no_database_is_found(tmp_path: Path) -> None:
     (finding,) = await troubles(tmp_path / "shop.db")
     assert (finding.severity, finding.check) == ("problem", "database")
     assert "is not an SQLite database" in finding.line
+
+
+async def test_a_broker_in_a_directory_that_may_not_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda place, mode: place != tmp_path)  # root may write anywhere
+    facts = await open_doctor(Settings(broker=f"sqlite:///{tmp_path}/stream.db")).gather(["orders"])
+    worst, *rest = examine(facts)
+    assert (worst.severity, worst.check) == ("problem", "broker")
+    assert f"{tmp_path} cannot be written to by this user" in worst.line
+    assert "topics" not in [finding.check for finding in rest]
+    assert list(tmp_path.iterdir()) == []

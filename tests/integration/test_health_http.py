@@ -63,6 +63,19 @@ async def test_a_relay_that_holds_lanes_lives_has_started_and_is_ready(shop: Hea
             assert answer.headers["content-type"] == "application/json"
 
 
+async def test_a_relay_that_is_stuck_does_not_live(shop: HealthShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(pump: Any, *, once: bool = False) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("pillarbox.relay.pump.Pump.run", never)
+    async with shop.relay(nowhere):
+        await shop.moments.until(Moment.LANES_TAKEN)
+        assert (await shop.get("/livez")).status_code == 200
+        monkeypatch.setattr("pillarbox.pulse.STILL", 0.0)
+        answer = await shop.get("/livez")
+        assert (answer.status_code, answer.json()) == (503, {"status": "stuck", "problems": []})
+
+
 async def test_a_relay_that_stands_by_is_ready(shop: HealthShop) -> None:
     async with Relay(Settings(database=shop.database), publish=nowhere, hooks=Hooks(shop.moments)):
         await shop.moments.until(Moment.LANES_TAKEN)

@@ -2,12 +2,13 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -18,13 +19,16 @@ from pillarbox.brokers.redis.hint import RedisHint, read_hint
 from pillarbox.core.event import Event
 from pillarbox.core.message import Delivery, Message
 from pillarbox.core.routing import Topic, Topics
+from pillarbox.inbox.consumer import Consumer
 from pillarbox.inbox.hint import Where, stand
 from pillarbox.psycopg import Inbox
 from pillarbox.settings import InboxSettings, RetentionSettings, Settings
-from pillarbox.telemetry.hooks import Facts, Moment
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
+from pillarbox.wiring import _subscriber
 from servers.postgres import Postgres
 from servers.process import run_tool
 from servers.redis import Redis
+from tests.acceptance.streams import STREAMS, Stream, stream_on
 from tests.conftest import skip_unless_ours
 from tests.integration.postgres_world import burn, migrate, next_xid, soon
 from tests.integration.receiving_doors import DOORS, Act, Acts
@@ -32,6 +36,7 @@ from tests.integration.test_inbox_postgres import Bench, effect
 from tests.unit.consumer_bench import TOPIC, Deliveries, id_of, message
 
 PSYCOPG, ASYNC = DOORS[0], DOORS[1]
+Deliver = Callable[[Sequence[Message]], Awaitable[None]]
 AMPLE = 5.0
 """Seconds that a busy Redis may take in a test that is not about a slow one."""
 
@@ -224,10 +229,10 @@ async def test_an_event_would_be_lost_if_it_were_noted_before_the_commit(migrate
 
 
 class Trouble:
-    """A Redis that has lost things, and a consumer that goes on."""
+    """A Redis that has lost things, and a consumer that goes on. `deliver` gives it messages."""
 
-    def __init__(self, bench: HintBench) -> None:
-        self.bench, self.sent = bench, 0
+    def __init__(self, bench: HintBench, deliver: Deliver) -> None:
+        self.bench, self._deliver, self.sent = bench, deliver, 0
         self.snapshot = Path(bench.redis.directory, "snapshot.rdb")
 
     async def send(self) -> None:
@@ -235,7 +240,7 @@ class Trouble:
         first, self.sent = self.sent, self.sent + 20
         before = self.acknowledged()
         copies = range(max(0, first - 20), first)
-        self.bench.broker.receive([message(n, str(n % 5)) for n in (*copies, *range(first, self.sent))])
+        await self._deliver([message(n, str(n % 5)) for n in (*copies, *range(first, self.sent))])
         await soon(lambda: self.acknowledged() >= before + len(copies) + 20, f"{self.sent} events are acknowledged")
 
     async def send_until_back(self) -> None:
@@ -261,17 +266,42 @@ class Trouble:
         self.bench.redis.start()
 
 
+@pytest.fixture
+def stream(broker: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stream | None]:
+    """A stream on a real broker; None for the one in memory."""
+    if broker == "memory":
+        yield None
+        return
+    with stream_on(broker, f"orders-{uuid4().hex[:8]}", tmp_path, request) as stream:
+        yield stream
+
+
+def consumer_of(bench: HintBench, stream: Stream | None, *, stores: bool) -> tuple[Consumer, Deliver]:
+    """Make a consumer with a hint, and what gives it messages."""
+    consumer = bench.consumer(bench.inbox(apply), open_hint=bench.open_hint, stores=stores)
+    if stream is not None:
+        settings = Settings(broker=stream.url)
+        consumer._open_subscriber = _subscriber(settings, None, "billing", [stream.topic], bench.clock, Hooks())
+
+    async def deliver(messages: Sequence[Message]) -> None:
+        if stream is None:
+            bench.broker.receive(messages)
+        else:
+            await asyncio.to_thread(stream.publish, messages)
+
+    return consumer, deliver
+
+
+@pytest.mark.parametrize("broker", ["memory", *(pytest.param(name, marks=pytest.mark.soak) for name in STREAMS)])
 @pytest.mark.parametrize("mode", ["handle", "store"])
 async def test_each_effect_once_while_redis_is_flushed_stopped_and_restored(
-    migrated: str, own_redis: Callable[..., Redis], mode: str
+    migrated: str, own_redis: Callable[..., Redis], stream: Stream | None, mode: str
 ) -> None:
     server = own_redis("redis", appendonly="no")
     async with bench_on(migrated, server) as bench:
-        trouble = Trouble(bench)
-        async with (
-            asyncio.timeout(60),
-            bench.consumer(bench.inbox(apply), open_hint=bench.open_hint, stores=mode == "store"),
-        ):
+        consumer, deliver = consumer_of(bench, stream, stores=mode == "store")
+        trouble = Trouble(bench, deliver)
+        async with asyncio.timeout(120), consumer:
             await trouble.send()
             trouble.save()
             await trouble.send()

@@ -3,6 +3,8 @@
 import asyncio
 import random
 import string
+import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -240,6 +242,53 @@ async def test_a_conflict_is_tried_again_and_counts_nothing(bench: Bench) -> Non
     assert Moment.STORE_AWAY not in [moment for moment, _ in bench.moments]
 
 
+class Rival:
+    """Holds account 2 and then wants account 1, in a transaction of its own; it waits for long before it looks whether
+    that can ever be."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._db = psycopg.connect(url)
+        self._db.execute("SET deadlock_timeout = '1 min'")
+        self._db.execute("SELECT 1 FROM accounts WHERE id = 2 FOR UPDATE")
+        self._waiting = threading.Thread(target=self._want)
+
+    def _want(self) -> None:
+        with self._db:  # and it commits
+            self._db.execute("SELECT 1 FROM accounts WHERE id = 1 FOR UPDATE")
+
+    def waits(self) -> None:
+        """Let it want the other account; come back when it waits for it."""
+        self._waiting.start()
+        deadline = time.monotonic() + 20
+        waits = "SELECT 1 FROM pg_locks WHERE pid = %s AND NOT granted"
+        with psycopg.connect(self._url, autocommit=True) as looking:
+            while not looking.execute(waits, [self._db.info.backend_pid]).fetchall():
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+
+    def join(self) -> None:
+        self._waiting.join(20)
+        assert not self._waiting.is_alive()
+
+
+async def test_a_deadlock_is_tried_again_and_counts_nothing(bench: Bench) -> None:
+    bench.db.execute("INSERT INTO accounts VALUES (1), (2)")
+    rival = Rival(bench.url)
+
+    def acts(event: Event[Any]) -> list[Act]:
+        first = bench.tries[1] == 1
+        lock = "SELECT 1 FROM accounts WHERE id = {} FOR UPDATE"
+        timeout = "SET LOCAL deadlock_timeout = '10 ms'"
+        return [effect(event), timeout, lock.format(1), rival.waits if first else None, lock.format(2)]
+
+    bench.broker.receive([message(1)])
+    assert await bench.consume(bench.inbox(acts)) == 1
+    rival.join()
+    assert (bench.tries[1], bench.applied(), bench.parked()) == (2, [1], [])
+    assert Moment.STORE_AWAY not in [moment for moment, _ in bench.moments]
+
+
 async def test_one_that_ends_the_transaction_by_itself_and_fails_is_not_tried_again(bench: Bench) -> None:
     bench.broker.receive([message(1), message(2)])
     acts = lambda event: [effect(event), "COMMIT" if event.payload["n"] == 1 else None, RuntimeError("late")]  # noqa: E731
@@ -444,6 +493,19 @@ async def test_a_counter_that_stepped_back_is_kept_as_a_conflict(bench: Bench) -
     await bench.consume(inbox)
     assert bench.applied() == [1, 2, 3]
     assert [one[:2] for one in bench.parked()] == [("102", "dead"), ("103", "blocked")]
+
+
+async def test_a_running_consumer_forgets_what_it_need_not_know_any_more(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.inbox.consumer.FORGET_FIRST", 0.0)
+    bench.broker.receive([message(1), message(2)])
+    inbox = bench.inbox(lambda event: [effect(event)])
+    await bench.consume(inbox)
+    bench.db.execute("UPDATE pillarbox_inbox SET handled_at = handled_at - interval '31 days'")
+    bench.broker.receive([message(3)])
+    await bench.consume(inbox, remembers=timedelta(days=30))
+    assert bench.rows("SELECT event_id FROM pillarbox_inbox") == [(id_of(3),)]
 
 
 async def test_without_order_events_wait_for_those_before_them(bench: Bench) -> None:

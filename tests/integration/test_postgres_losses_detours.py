@@ -7,18 +7,24 @@ around forgotten              the main way reads around what has a place of its 
 an end that comes late        the end of a detour counts only if the lanes are still ours
 places of the main way alone  while a topic was paused, it had a place of its own: what is pending counts from there
 begun anyway                  a topic becomes one line only when nothing of it is pending
+ticks of a way wound back     what was given out on a way that was wound back reaches nothing: it comes out again
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
-from pillarbox.core.retry import Dead
+from pillarbox.core.entry import Entry
+from pillarbox.core.retry import PUBLISHED, Dead
 from pillarbox.core.routing import Topic
 from pillarbox.core.snapshot import Position
+from pillarbox.core.window import DETOURED, Settled, Settlement
 from pillarbox.errors import ConfigError
 from pillarbox.ports import Query
+from pillarbox.stores.postgres.reading import Reading
+from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
     Bench,
     Cases,
@@ -42,6 +48,7 @@ MUTANTS: dict[str, Mutant] = {
         },
     ),
     "places of the main way alone": InSql("begin_whole", {"(t.topic IS NULL OR t.topic = o.topic)": "t.topic IS NULL"}),
+    "ticks of a way wound back": InPython(Settling, "_on_the_route", lambda self, accepted: accepted),
     "begun anyway": InSql("begin_whole", {"WHERE o.topic = _topic AND o.id > p.floor_id": "WHERE false"}),
 }
 CASES = Cases(MUTANTS)
@@ -93,6 +100,68 @@ async def a_transaction_open_since_before_a_pause_comes_out_after_it_is_over(ben
     assert await publish(store) == ["B"]
     late.commit()
     assert await publish(store) == ["L1"]
+
+
+@CASES.notices("ticks of a way wound back")
+async def a_topic_that_fails_again_on_its_detour_loses_nothing_whatever_is_settled_afterwards(bench: Bench) -> None:
+    rest: list[list[Settled]] = [
+        [PUBLISHED] * 5,
+        [DETOURED] * 5,
+        [PUBLISHED, DETOURED, PUBLISHED, PUBLISHED, DETOURED],
+        [PUBLISHED, DETOURED],
+        [Dead("no")] * 5,
+    ]
+    for turn, verdicts in enumerate(rest):
+        store = await bench.holder(f"first {turn}")
+        await store.pause("letters", "ada", "why not")
+        assert await publish(store) == []
+        letters = [f"{turn}.L{index}" for index in range(6)]
+        for index, letter in enumerate(letters):
+            bench.add(letter, of=str(index), topic="letters")
+        bench.add(f"{turn}.O")
+        assert await publish(store) == [f"{turn}.O"]  # the main way is ahead now: the letters come on their own
+        await store.resume("letters")
+        entries: list[Entry] = []
+        while not entries:
+            entries += await store.entries(10)
+        assert names(entries) == letters
+        store.hold(frozenset({"letters"}))
+        await store.settle([Settlement(entries[0], DETOURED)])
+        await store.settle([Settlement(entry, verdict) for entry, verdict in zip(entries[1:], verdicts, strict=False)])
+        store = await bench.takeover(store, f"second {turn}")
+        assert await publish(store) == letters
+        await store.release()
+
+
+async def test_what_was_being_read_when_its_detour_was_wound_back_is_not_given_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way, read = asyncio.Event(), Reading._read
+
+    async def noted(self: Reading, sql: str, parameters: Sequence[Any]) -> Any:
+        under_way.set()
+        return await read(self, sql, parameters)
+
+    store = await bench.holder()
+    await store.pause("letters", "ada", "why not")
+    assert await publish(store) == []
+    for index in range(6):
+        bench.add(f"L{index}", of="one", topic="letters")
+    bench.add("O")
+    assert await publish(store) == ["O"]
+    await store.resume("letters")
+    first: list[Entry] = []
+    while not first:
+        first += await store.entries(3)
+    monkeypatch.setattr(Reading, "_read", noted)
+    reading = asyncio.create_task(store.entries(3))
+    await under_way.wait()
+    store.hold(frozenset({"letters"}))
+    await store.settle([Settlement(first[0], DETOURED)])
+    assert await reading == []
+    await store.settle([Settlement(entry, DETOURED) for entry in first[1:]])
+    store.hold(frozenset())
+    assert await publish(store) == [f"L{index}" for index in range(6)]
 
 
 @CASES.notices("around forgotten")

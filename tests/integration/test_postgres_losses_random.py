@@ -21,6 +21,7 @@ from pillarbox.core.window import Window
 from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Query, Retention
 from pillarbox.stores.postgres import reading
+from pillarbox.testing.contracts.store_bench import replayed
 from tests.integration.postgres_bench import Bench, InSql, Transaction, opened
 
 TOPICS = ("orders", "invoices", "letters")
@@ -295,7 +296,8 @@ class World:
         }
 
     async def replay(self) -> None:
-        await self.operate(lambda store: store.replay(Query(status=("published",), limit=2)))
+        id = f"replay-{self.chance.random()}"
+        await self.operate(lambda store: replayed(store, Query(status=("published",), limit=2), id))
 
     async def prune(self) -> None:
         retention = Retention(published=timedelta(seconds=self.chance.choice((0, 30))))

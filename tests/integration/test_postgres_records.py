@@ -309,13 +309,16 @@ async def test_every_action_leaves_a_line_in_the_audit(log: PostgresLog) -> None
     mend, on = log.mending, log.connection
     assert await mend.retry(on, Query(type="Dead", status=("dead",))) == 1
     assert await mend.drop(on, Query(type="Dead")) == 0
-    assert await mend.replay(on, Query(type="Published")) == 1
+    await log.replaying.begin(on, "replay-1", Query(type="Published"), again=False, to=None, rate=None)
+    done = await log.replaying.go_on(on, "replay-1")
+    assert done is not None
+    assert (done.events, done.finished_at) == (1, log.now)
     assert await mend.pause(on, "orders", "ada", "the shop moves") is None
     assert await mend.resume(on, "orders")
     assert log.sql("SELECT what, count FROM pillarbox_audit ORDER BY n") == [
         ("retry status=dead type=Dead", 1),
         ("drop type=Dead", 0),
-        ("replay type=Published", 1),
+        ("replay replay-1 type=Published", 1),
         ("pause topic=orders", 1),
         ("resume topic=orders", 1),
     ]

@@ -98,7 +98,8 @@ async def test_a_paused_topic_must_be_resumed_first(bench: Bench) -> None:
 async def test_what_only_a_relay_can_do_is_refused(bench: Bench) -> None:
     carried = await Carried.of(bench)
     for refused in (
-        carried.store.replay(Query()),
+        carried.store.begin_replay("replay-1", Query()),
+        carried.store.replay("replay-1"),
         carried.store.retry(Query()),
         carried.store.pause("orders", "me", "why not"),
     ):

@@ -16,6 +16,8 @@ from servers.fault_proxy import FaultProxy
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
 from servers.process import AddressInUse, clients_ports, end_processes_in, free_port, start_on_free_port
+from servers.prometheus import Prometheus
+from tests.conftest import installed
 
 MAJORS = ["15", "17", "18"]
 
@@ -259,3 +261,13 @@ def test_pgbouncer_starts_again_on_its_port(two: tuple[Postgres, Postgres], boun
 
 def through(bouncer: PgBouncer) -> psycopg.Connection:
     return psycopg.connect(bouncer.url(), autocommit=True, prepare_threshold=None)
+
+
+def test_a_prometheus_takes_its_configuration_answers_and_says_what_it_refuses() -> None:
+    configuration = "scrape_configs: [{job_name: nobody, static_configs: [{targets: ['127.0.0.1:1']}]}]"
+    with installed(lambda: Prometheus(configuration)) as server:
+        assert server.query("vector(7)") == {(): 7}
+        assert server.alerts() == {}
+        assert "job_name: nobody" in server.ask("status/config")["yaml"]
+        with pytest.raises(ValueError, match="unclosed left parenthesis"):
+            server.query("rate(")

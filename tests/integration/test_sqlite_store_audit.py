@@ -1,5 +1,6 @@
 """The audit on SQLite: whatever an operator does leaves a line with when, who, what and how many."""
 
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from pillarbox.core.insert import microseconds
 from pillarbox.core.retry import PUBLISHED, Dead
 from pillarbox.errors import StoreError
 from pillarbox.ports import Query
-from pillarbox.testing.contracts.store_bench import read, record, settle
+from pillarbox.testing.contracts.store_bench import read, record, replayed, settle
 from tests.integration.sqlite_shop import Shop
+
+GRACE = f"grace@{socket.gethostname()}"
 
 
 @pytest.fixture
@@ -36,15 +39,15 @@ async def test_every_deed_is_written_down(shop: Shop) -> None:
     await store.retry(Query(status=("dead",)))
     id = (await store.find(Query(type="D")))[0].event_id
     await store.drop(Query(ids=(id,)))
-    await store.replay(Query(type="P", topic="orders"))
+    await replayed(store, Query(type="P", topic="orders"))
     await store.pause("orders", "ada", "why not")
     await store.resume("orders")
     assert written(shop) == [
-        (at, "grace", "retry status=dead", 2),
-        (at, "grace", f"drop ids={id}", 1),
-        (at, "grace", "replay type=P topic=orders", 1),
+        (at, GRACE, "retry status=dead", 2),
+        (at, GRACE, f"drop ids={id}", 1),
+        (at, GRACE, "replay replay-1 type=P topic=orders", 1),
         (at, "ada", "pause topic=orders", 1),
-        (at, "grace", "resume topic=orders", 1),
+        (at, GRACE, "resume topic=orders", 1),
     ]
 
 
@@ -52,12 +55,12 @@ async def test_a_deed_that_met_nothing_is_written_down_too(shop: Shop) -> None:
     store = await shop.store()
     await store.retry(Query(type="X"))
     await store.drop(Query(type="X"))
-    await store.replay(Query(status=("dead",)))
+    await replayed(store, Query(status=("dead",)))
     await store.resume("orders")
     assert [(what, count) for _, _, what, count in written(shop)] == [
         ("retry type=X", 0),
         ("drop type=X", 0),
-        ("replay status=dead", 0),
+        ("replay replay-1 status=dead", 0),
         ("resume topic=orders", 0),
     ]
 
@@ -70,6 +73,8 @@ async def test_nothing_is_done_that_cannot_be_written_down(shop: Shop) -> None:
     for deed in (
         store.retry(Query()),
         store.drop(Query()),
+        store.begin_replay("replay-1", Query()),
+        store.write_down("prune"),
         store.pause("orders", "ada", "why not"),
     ):
         with pytest.raises(StoreError, match="full"):

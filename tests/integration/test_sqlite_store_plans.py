@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pillarbox.core.retry import PUBLISHED, Dead
-from pillarbox.ports import Query, Retention, Side
+from pillarbox.ports import NEWEST, Query, Retention, Side
 from pillarbox.testing.contracts.store_bench import publish_all, settle
 from tests.integration.sqlite_shop import Shop, statements
 
@@ -69,7 +69,8 @@ async def test_an_operator_finds_and_counts_by_index(shop: Shop) -> None:
 
     steps = await plans(store, shop, work)
     assert len(steps) > 20
-    assert [(step, text) for step, text in steps if walks(step) and "archive" not in text] == []
+    newest = f"ORDER BY id DESC LIMIT {NEWEST}"  # from the end of the table, and no further
+    assert [(step, text) for step, text in steps if walks(step) and "archive" not in text and newest not in text] == []
 
 
 @pytest.mark.parametrize("side", ["outbox", "inbox"])

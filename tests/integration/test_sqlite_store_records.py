@@ -8,7 +8,7 @@ import pytest
 
 from pillarbox.core.retry import Dead
 from pillarbox.ports import Query, Retention
-from pillarbox.testing.contracts.store_bench import names, publish_all, read, record, settle
+from pillarbox.testing.contracts.store_bench import names, publish_all, read, record, replayed, settle
 from tests.integration.sqlite_shop import Shop
 
 
@@ -23,15 +23,16 @@ async def test_many_replays_leave_room_for_what_is_new(shop: Shop) -> None:
     store = await shop.holder()
     shop.add(*(f"E{n}" for n in range(20)))
     await publish_all(store)
-    await store.replay(Query())
+    await replayed(store, Query())
     shop.add("New", aggregate="2")
     assert "New" in names(await store.entries(10))
 
 
-async def test_more_than_a_page_is_replayed_in_order_and_no_more_than_was_asked_for(
+async def test_more_than_a_batch_is_replayed_in_order_and_no_more_than_was_asked_for(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pillarbox.stores.sqlite.mending.PAGE", 3)
+    monkeypatch.setattr("pillarbox.stores.replays.BATCH", 3)
+    monkeypatch.setattr("pillarbox.stores.sqlite.replaying.WALK", 2)
     store = await shop.holder()
     shop.add(*(f"E{n}" for n in range(4)))
     await publish_all(store)
@@ -39,7 +40,7 @@ async def test_more_than_a_page_is_replayed_in_order_and_no_more_than_was_asked_
     shop.add(*(f"E{n}" for n in range(4, 8)))
     await publish_all(store)
     for limit, count in ((1_000_000, 8), (7, 7), (6, 6), (2, 2)):
-        assert await store.replay(Query(newest_first=False, limit=limit)) == count
+        assert await replayed(store, Query(limit=limit), f"replay-{limit}") == count
         assert await publish_all(store) == [f"E{n}" for n in range(count)]
 
 
@@ -47,7 +48,7 @@ async def test_an_event_replayed_twice_goes_out_twice(shop: Shop) -> None:
     store = await shop.holder()
     shop.add("A")
     await publish_all(store)
-    assert [await store.replay(Query()), await store.replay(Query())] == [1, 1]
+    assert [await replayed(store, Query(), id) for id in ("replay-1", "replay-2")] == [1, 1]
     assert await publish_all(store) == ["A", "A"]
     assert (await record(store, "A")).status == "published"
 
@@ -58,7 +59,7 @@ async def test_a_replay_that_fails_for_good_is_seen_and_can_be_dropped(shop: Sho
     await publish_all(store)
     await store.prune(Retention(published=timedelta(0), archive=timedelta(days=1)))
     assert shop.sql("SELECT count(*) FROM pillarbox_outbox") == [(0,)]
-    await store.replay(Query())
+    await replayed(store, Query())
     await settle(store, await read(store), Dead("refused"))
     assert (await record(store, "A")).status == "dead"
     assert await store.drop(Query(status=("dead",))) == 1

@@ -48,6 +48,7 @@ PLANNED = [
     "source slot",
     "stats",
     "status",
+    "top",
 ]
 
 

@@ -65,7 +65,7 @@ def test_a_lock_holds_everything_that_was_asked_for(lock: Path) -> None:
     locked = {line.split("==")[0] for line in lock.read_text().splitlines() if "==" in line}
     asked = [line for line in lock.with_suffix(".in").read_text().splitlines() if line and line[0] not in "#-"]
     assert asked
-    assert [name for name in asked if re.split(r"[\[<]", name)[0] not in locked] == []
+    assert [name for name in asked if re.split(r"[\[<>]", name)[0] not in locked] == []
 
 
 @pytest.mark.parametrize(

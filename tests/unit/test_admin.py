@@ -143,7 +143,7 @@ async def test_whatever_is_replayed_again_has_one_id_and_no_two_replays_have_the
 ) -> None:
     add(settings, order())
     await Relay(settings).run_once()
-    first, second = await admin.replay_again(Query()), await admin.replay_again(Query())
+    first, second = await admin.replay(Query(), again=True), await admin.replay(Query(), again=True)
     assert (first.events, second.events) == (1, 1)
     assert first.id != second.id
     messages: list[Message] = []
@@ -154,7 +154,7 @@ async def test_whatever_is_replayed_again_has_one_id_and_no_two_replays_have_the
 async def test_a_published_event_is_replayed_with_its_id(admin: Admin, settings: Settings) -> None:
     (id,) = add(settings, order())
     await Relay(settings).run_once()
-    assert await admin.replay(Query(ids=(id,))) == 1
+    assert (await admin.replay(Query(ids=(id,)))).events == 1
     assert await Relay(settings).run_once() == 1
 
 
@@ -165,6 +165,20 @@ async def test_pruning_deletes_everything_that_is_old_enough(admin: Admin, setti
     assert len(await admin.find(Query())) == 5
     assert await admin.prune(Retention(published=timedelta(0))) >= 5
     assert await admin.find(Query()) == []
+    counts = [(deed.what, deed.count) for deed in await admin.deeds()]
+    assert [what for what, _ in counts] == [
+        "prune published=none archive=none inbox=30days",
+        "prune published=7days archive=none inbox=30days",
+    ]
+    assert counts[0][1] >= 5
+
+
+async def test_between_which_positions_old_events_lie_is_found_by_halving(admin: Admin, settings: Settings) -> None:
+    assert await admin.oldest(Retention(published=timedelta(0))) == (0, 0)
+    add(settings, *(order(number) for number in range(5)))
+    assert await admin.oldest(Retention(published=timedelta(0))) == (0, 5)
+    assert await admin.oldest(Retention(published=timedelta(days=1))) == (0, 0)
+    assert await admin.oldest(Retention()) == (0, 0)
 
 
 async def test_the_script_needs_no_connection(settings: Settings) -> None:

@@ -8,9 +8,9 @@ import pytest
 from pillarbox.admin.diagnosis import Finding, diagnose, living, told
 from pillarbox.admin.wording import command
 from pillarbox.errors import StoreUnavailable
-from pillarbox.ports import Away, FullLot, Pause, Record, RelaySeen, SchemaStatus, Stats
+from pillarbox.ports import Away, CanarySeen, FullLot, Pause, Record, RelaySeen, SchemaStatus, Stats
 from pillarbox.settings import Settings
-from pillarbox.settings.tables import OutboxSettings
+from pillarbox.settings.tables import HealthSettings, OutboxSettings
 from pillarbox.stores.postgres.stats import ELSEWHERE
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -347,3 +347,44 @@ def test_a_full_parking_lot_names_its_longest_line_and_both_cures() -> None:
         f"pillarbox dead {verb} 0198c0de-0000-7000-8000-000000000007 --database sqlite:///shop.db"
         for verb in ("retry", "drop")
     )
+
+
+SINGING = replace(SETTINGS, health=HealthSettings(canary=timedelta(minutes=1), oldest_pending=timedelta(minutes=5)))
+
+
+def canary(status: str, minutes: float, error: str | None = None) -> Stats:
+    return replace(QUIET, canary=CanarySeen("id", ago(minutes=minutes), status, error))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("status", ["published", "pending", "retrying"])
+def test_a_canary_that_was_sent_lately_is_well(status: str) -> None:
+    assert [finding.kind for finding in found(canary(status, 5), SINGING)] == ["fine"]
+
+
+def test_nobody_asks_for_a_canary_that_is_not_set() -> None:
+    assert [finding.kind for finding in found(canary("pending", 50))] == ["fine"]
+    assert [finding.kind for finding in found(QUIET)] == ["fine"]
+
+
+@pytest.mark.parametrize(
+    ("stats", "line"),
+    [
+        (QUIET, "no canary has been sent yet, and one is to be every 1 min: a relay sends it"),
+        (canary("pending", 6), "the canary is stuck, sent 6 min ago (pending), and one is to go every 1 min"),
+        (canary("published", 6), "the last canary was sent 6 min ago (published), and one is to go every 1 min"),
+        (canary("dead", 1, "no queue"), "the canary was refused: no queue; the relay tries it again by itself"),
+    ],
+)
+def test_a_canary_that_does_not_go_is_a_problem(stats: Stats, line: str) -> None:
+    [finding] = found(stats, SINGING)
+    assert (finding.severity, finding.kind, finding.line) == ("problem", "canary", line)
+
+
+def test_twice_the_interval_is_always_time_enough() -> None:
+    often = replace(SETTINGS, health=HealthSettings(canary=timedelta(minutes=10)))
+    assert [finding.kind for finding in found(canary("published", 19), often)] == ["fine"]
+    assert [finding.kind for finding in found(canary("published", 21), often)] == ["canary"]
+
+
+def test_where_events_are_only_received_no_canary_is_missed() -> None:
+    assert [one.kind for one in found(replace(QUIET, relays=(), receives=True), SINGING)] == ["fine"]

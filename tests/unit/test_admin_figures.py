@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pillarbox.admin.figures import Figures, TopicFigures
-from pillarbox.ports import Pause, RelaySeen, Stats
+from pillarbox.admin.figures import Figures, TopicFigures, TopicSeen
+from pillarbox.ports import Away, Pause, Record, RelaySeen, Stats
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 NOTHING = Stats(0, True, None, 0, 0, 0, 0, None)
@@ -51,3 +51,33 @@ def test_a_topic_is_listed_if_something_is_pending_parked_or_paused() -> None:
         "mails": TopicFigures(0, 0, 3, 0, 1, False),
         "orders": TopicFigures(2, 0, 0, 0, 0, True),
     }
+
+
+def head(topic: str, status: str, error: str) -> Record:
+    return Record(1, "id", status, "Placed", topic, ("order", "1"), NOW, last_error=error)  # type: ignore[arg-type]
+
+
+def test_a_topic_shows_what_keeps_it_back_and_those_come_first() -> None:
+    away = Away(NOW, "topic held fails while others go: 503 no leader")
+    seen = figures(
+        pending_by_topic={"paused": 2, "calm": 1},
+        oldest_by_topic={"paused": NOW - timedelta(seconds=9), "calm": NOW + timedelta(seconds=9)},
+        parked_by_topic={"dead": {"dead": 1, "blocked": 3, "retrying": 1}, "tried": {"retrying": 2}, "held": {}},
+        added_by_topic={"calm": 30, "quick": 60},
+        heads=[head("dead", "retrying", "later"), head("dead", "dead", "550 no such user")],
+        pauses=[Pause("paused", NOW, "ann", "the cellar")],
+        relays=[RelaySeen("a", NOW, NOW + timedelta(seconds=5), 64, away)],
+    ).seen
+    assert seen == [
+        TopicSeen("dead", 0, None, 0.0, 5, "dead", "550 no such user"),
+        TopicSeen("held", 0, None, 0.0, 0, "held", "503 no leader"),
+        TopicSeen("paused", 2, timedelta(seconds=9), 0.0, 0, "paused", "by ann: the cellar"),
+        TopicSeen("tried", 0, None, 0.0, 2, "retrying", ""),
+        TopicSeen("calm", 1, timedelta(0), 0.5, 0, "flows", ""),
+        TopicSeen("quick", 0, None, 1.0, 0, "flows", ""),
+    ]
+
+
+def test_where_the_newest_events_are_younger_than_a_minute_the_rate_is_that_of_their_time() -> None:
+    seen = figures(added_by_topic={"quick": 1_000}, added_since=NOW - timedelta(seconds=4)).seen
+    assert seen[0].added_per_second == 250

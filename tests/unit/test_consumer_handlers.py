@@ -114,7 +114,7 @@ async def test_what_one_returns_is_told_once_and_ignored(bench: ConsumerBench) -
     await bench.consume()
     assert bench.applied() == [1, 2]
     (facts,) = bench.told(Moment.HANDLER_RETURNED)
-    assert (facts["value"], facts["type"]) == ("7", "OrderPlaced")
+    assert (facts["value"], facts["type"], facts["attempt"]) == ("int", "OrderPlaced", 1)
 
 
 async def test_one_that_hangs_is_told_of_and_waited_for(bench: ConsumerBench, monkeypatch: pytest.MonkeyPatch) -> None:

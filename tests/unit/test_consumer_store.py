@@ -12,7 +12,7 @@ from pillarbox.core.message import Delivery
 from pillarbox.core.routing import Topic, Topics
 from pillarbox.errors import Reject
 from pillarbox.telemetry.hooks import Facts, Moment
-from tests.unit.consumer_bench import TOPIC, ConsumerBench, Deliveries, message
+from tests.unit.consumer_bench import TOPIC, ConsumerBench, Deliveries, id_of, message
 
 
 class Killed(BaseException):
@@ -140,6 +140,23 @@ async def test_lines_that_a_dead_process_had_out_come_out_as_a_whole(bench: Stor
     bench.clock.advance(2)
     await bench.take()
     assert bench.applied() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+
+
+async def test_nothing_passes_a_head_that_a_former_holder_puts_back(bench: StoreBench) -> None:
+    bench.deadly = Moment.MARKED
+    await bench.take(Delivery(message(1)), Delivery(message(2)))
+    assert bench.parked() == [("1", "held", 0), ("2", "held", 0)]
+    bench.deadly = None
+    bench.db.execute(
+        "CREATE TRIGGER it_was_slow_and_not_dead AFTER UPDATE ON pillarbox_inbox_parked"
+        f" WHEN OLD.state = 'held' AND NEW.state = 'held' AND NEW.event_id = '{id_of(1)}' BEGIN"
+        " UPDATE pillarbox_inbox_parked SET state = 'retrying', attempts = 1 WHERE id = NEW.id; END"
+    )
+    await bench.later(5, stores=True)
+    assert bench.applied() == []
+    assert bench.parked() == [("1", "retrying", 1), ("2", "blocked", 0)]
+    await bench.later(5, stores=True)
+    assert bench.applied() == [1, 2]
 
 
 async def test_those_behind_a_deadly_one_are_blocked_when_it_is_dead(bench: StoreBench) -> None:

@@ -23,7 +23,7 @@ from pillarbox.errors import (
     SchemaMismatch,
     StoreUnavailable,
 )
-from pillarbox.ports import Outcome, Query
+from pillarbox.ports import Outcome, Publisher, Query
 from pillarbox.relay.pump import Pump
 from pillarbox.relay.relay import Parts, Relay
 from pillarbox.settings import RelaySettings, Settings
@@ -727,3 +727,62 @@ def test_a_topic_that_is_held_is_tried_although_what_nobody_answers_stands_befor
         assert set((await scene.statuses()).values()) == {"published"}
 
     play(act)
+
+
+class LateSilence:
+    """A publisher that says two seconds later what nobody answered for."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._late: list[tuple[float, Outcome]] = []
+        self._next: asyncio.Task[Sequence[Outcome]] | None = None
+
+    @property
+    def prefix_safe(self) -> bool:
+        return self._publisher.prefix_safe
+
+    def send(self, messages: Sequence[Message]) -> None:
+        self._publisher.send(messages)
+
+    async def outcomes(self) -> Sequence[Outcome]:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = [outcome for at, outcome in self._late if at <= loop.time()]
+            if due:
+                self._late = [one for one in self._late if one[0] > loop.time()]
+                return due
+            self._next = self._next or asyncio.create_task(self._publisher.outcomes())
+            first = min((at - loop.time() for at, _ in self._late), default=None)
+            if not (await asyncio.wait({self._next}, timeout=first))[0]:
+                continue
+            outcomes, self._next = self._next.result(), None
+            self._late += [(loop.time() + 2.0, outcome) for outcome in outcomes if outcome.error is not None]
+            if answered := [outcome for outcome in outcomes if outcome.error is None]:
+                return answered
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        await self._publisher.close()
+
+
+@pytest.mark.parametrize("prefix_safe", [True, False])
+@pytest.mark.parametrize("silent", [2, 10], ids=["each second one is silent", "one in ten is silent"])
+def test_a_topic_that_nobody_answers_for_does_not_stop_the_others_though_it_fills_the_window(
+    prefix_safe: bool, silent: int
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.refuse(lambda message: message.topic == "letters", BrokerUnavailable("no leader"))
+        for n in range(400):
+            scene.add(Event("E", n, aggregate=("order", n), topic="letters" if n % silent == 0 else "orders"))
+        store = MemoryStore(scene.database, "a")
+        publisher = LateSilence(scene.broker.publisher())
+        settings = Settings(relay=RelaySettings(batch=40))
+        relay = Relay(lambda: Parts(store, publisher), settings, scene.clock, Hooks(), lambda: 0.5)
+        orders = {n for n in range(400) if n % silent}
+        async with relay:
+            await scene.eventually(lambda: set(scene.published) == orders, seconds=60)
+            scene.broker.heal()
+            await scene.eventually(lambda: set(scene.published) == set(range(400)), seconds=60)
+
+    play(act, prefix_safe=prefix_safe)

@@ -221,6 +221,14 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
             "health.canary: 36501 days is above 36,500 days (pillarbox.toml)",
         ),
         (
+            '[health]\ncanary = "0 s"',
+            "health.canary: must be longer than zero (pillarbox.toml)",
+        ),
+        (
+            f'[health]\ncanary_topic = "{"x" * 256}"',
+            "health.canary_topic: must be a topic's name, of at most 255 characters (pillarbox.toml)",
+        ),
+        (
             'database = ["postgresql://me:hunter2@host/db"]',
             "database (pillarbox.toml): expected text, found list",
         ),

@@ -253,9 +253,9 @@ class World:
         nonsense: list[tuple[int, Verdict]] = [(t, Dead("nonsense")) for t in [0, 10**9, *tickets, *stale]]
         before = self.blocked
         if self.convoys is None or self.chance.random() < 0.3:
-            settlements = self.window.settle([*verdicts, *nonsense], before)
+            settlements = [*self.window.settle([*verdicts, *nonsense], before)]
         else:
-            settlements = self.window.settle(verdicts, before) + self.window.settle(nonsense, before)
+            settlements = [*self.window.settle(verdicts, before), *self.window.settle(nonsense, before)]
             late = self.chance.sample(self.old_tickets, self.chance.randint(0, len(self.old_tickets)))
             settlements += self.window.settle([(ticket, PUBLISHED) for ticket in late], before)
         self._record(settlements, before)
@@ -507,7 +507,7 @@ CONVOY_MUTANTS = {
         "self._break_up_all()\n            super().enter(items, now)",
         "super().enter(items, now)",
     ),
-    "a convoy is settled though one failed": ("if verdict is PUBLISHED}", "}"),
+    "a convoy is settled though one failed": (" if answer[1] is PUBLISHED]", "]"),
     "a convoy is settled by the answers of another": (
         "and min(arrived) == convoy.first and max(arrived) == convoy.first + count - 1",
         "",
@@ -526,8 +526,8 @@ CONVOY_MUTANTS = {
         "next_ticket",
     ),
     "the bytes of a convoy that left still count": (
-        "self._bytes -= convoy.bytes\n        return list",
-        "return list",
+        "self._bytes -= convoy.bytes\n        return Arrived",
+        "return Arrived",
     ),
     "a convoy is not called back": ("self._break_up_all()\n        return super().recall", "return super().recall"),
     "a convoy outlives forgetting": (

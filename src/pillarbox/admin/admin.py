@@ -1,7 +1,7 @@
 """Admin: everything an operator sees and does, on one store. The command line and the dashboard only show it."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
@@ -21,6 +21,7 @@ from pillarbox.ports import (
     Query,
     Record,
     RelaySeen,
+    Replay,
     Retention,
     SchemaStatus,
     Side,
@@ -29,6 +30,7 @@ from pillarbox.ports import (
     Store,
 )
 from pillarbox.settings import Settings
+from pillarbox.settings.durations import write_duration
 
 COUNTED = 10_000
 """Events are counted up to here; beyond, it is "more than"."""
@@ -56,13 +58,6 @@ class Report(NamedTuple):
     @property
     def healthy(self) -> bool:
         return not any(finding.severity == "problem" for finding in self.findings)
-
-
-class Replayed(NamedTuple):
-    """What `replay --again` has done: the id under which it goes, and how many events."""
-
-    id: str
-    events: int
 
 
 class Admin:
@@ -172,14 +167,39 @@ class Admin:
         """Forget dead events for good; their followers go on."""
         return await self._store.drop(query)
 
-    async def replay(self, query: Query, *, to: str | None = None, rate: float | None = None) -> int:
-        """Publish again what was published; to those who had it, it is a copy."""
-        return await self._store.replay(query, None, to, rate)
-
-    async def replay_again(self, query: Query, *, to: str | None = None, rate: float | None = None) -> Replayed:
-        """Publish again what was published; handlers that ask for replays handle it once more."""
+    async def begin_replay(
+        self, query: Query, *, again: bool = False, to: str | None = None, rate: float | None = None
+    ) -> Replay:
+        """Write down that what was published is to be published again, under an id of its own; `replaying` does it.
+        With `again`, handlers that ask for replays handle it once more; to all others it is a copy."""
         id = f"{self._clock.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        return Replayed(id, await self._store.replay(query, id, to, rate))
+        return await self._store.begin_replay(id, query, again=again, to=to, rate=rate)
+
+    async def find_replay(self, id: str) -> Replay | None:
+        """Look how far a replay is; None if there is none of this id."""
+        return await self._store.find_replay(id)
+
+    async def resume_replay(self, id: str) -> None:
+        """Write down who goes on with a replay; `replaying` does it."""
+        await self._store.resume_replay(id)
+
+    async def replaying(self, replay: Replay) -> AsyncIterator[Replay]:
+        """Hand a replay to the relay, batch by batch; give how far it is after each. Whoever stops listening has
+        stopped it between two batches."""
+        while replay.finished_at is None:
+            further = await self._store.replay(replay.id)
+            assert further is not None, f"replay {replay.id} is gone"
+            replay = further
+            yield replay
+
+    async def replay(
+        self, query: Query, *, again: bool = False, to: str | None = None, rate: float | None = None
+    ) -> Replay:
+        """Publish again what was published, from beginning to end."""
+        replay = await self.begin_replay(query, again=again, to=to, rate=rate)
+        async for further in self.replaying(replay):
+            replay = further
+        return replay
 
     async def prunable(self, retention: Retention) -> tuple[int, bool]:
         """Count the events that are settled for long enough, up to COUNTED + 1; and whether it may be fewer.
@@ -201,10 +221,31 @@ class Admin:
 
     async def prune(self, retention: Retention) -> int:
         """Delete what has been settled for long enough; give how many."""
-        total = 0
-        while pruned := await self._store.prune(retention):
-            total += pruned
-        return total
+        return sum([pruned async for pruned in self.pruning(retention)])
+
+    async def pruning(self, retention: Retention) -> AsyncIterator[int]:
+        """Delete what has been settled for long enough, batch by batch; give how many went in each. The audit has one
+        line for all of them."""
+        deed = await self._store.write_down(_described(retention))
+        while pruned := await self._store.prune(retention, deed):
+            yield pruned
+
+    async def oldest(self, retention: Retention) -> tuple[int, int]:
+        """Give between which positions what is to be pruned lies, as far as is known: found by halving, in some twenty
+        looks. Ids have gaps and transactions overlap, so it is for a progress bar and for nothing else."""
+        ends = [await self._store.find(Query(newest_first=newest, limit=1)) for newest in (False, True)]
+        if not all(ends) or retention.published is None:
+            return 0, 0
+        first, last = ends[0][0].position - 1, ends[1][0].position
+        old, low, high = self._clock.now() - retention.published, first, last
+        while low < high:
+            middle = (low + high + 1) // 2
+            [found] = await self._store.find(Query(after=middle - 1, newest_first=False, limit=1))
+            if found.created_at <= old:
+                low = middle
+            else:
+                high = middle - 1
+        return first, low
 
     async def pauses(self) -> Sequence[Pause]:
         """Look which topics are paused."""
@@ -232,6 +273,16 @@ class Admin:
     async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
         """Read the audit: what operators did, the newest first."""
         return await self._store.deeds(since, limit)
+
+
+def _described(retention: Retention) -> str:
+    """Write what is kept, for the audit."""
+    kept = (("published", retention.published), ("archive", retention.archive), ("inbox", retention.inbox))
+    return " ".join(["prune", *(f"{name}={_age(age)}" for name, age in kept)])
+
+
+def _age(age: timedelta | None) -> str:
+    return "forever" if age is None else write_duration(age).replace(" ", "") if age else "none"
 
 
 def edited(record: Record, data: bytes) -> str | bytes:

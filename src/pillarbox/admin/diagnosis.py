@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from pillarbox.admin.wording import at, command, counted, resume_command, sized
+from pillarbox.core.canary import overdue_after
 from pillarbox.core.routing import LANES
 from pillarbox.errors import PillarboxError
 from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, SlotSeen, Stats
@@ -34,6 +35,7 @@ Kind = Literal[
     "parking lot full",
     "relays die",
     "slot",
+    "canary",
 ]
 
 
@@ -62,7 +64,7 @@ def diagnose(
         return [Finding("problem", "database", _unreadable(str(schema)))]
     if stats is None or schema.version != schema.needed:
         return [_tables(schema, settings)]
-    held = dict(_held(stats.relays, now))
+    held = held_topics(stats.relays, now)
     # What fails with its topic is counted below, not told one by one.
     heads = [head for head in stats.heads if head.status != "retrying" or head.topic not in held]
     found = [
@@ -74,6 +76,7 @@ def diagnose(
         *(_pause(pause, stats, now, settings) for pause in stats.pauses),
         *(_head(head, now, settings) for head in heads),
         *_beyond_the_heads(stats, heads, settings),
+        *_canary(stats, now, settings),
     ]
     if not any(finding.severity == "problem" for finding in found):
         found += _old(stats, now, settings) or [_fine(stats)]
@@ -152,8 +155,8 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
     if stats.slot is not None:
         yield _unwatched(stats.slot, stats, now, settings)
         return
-    if stats.receives and not waiting and seen is None and stats.last_published_at is None:
-        return  # a consumer's database: nobody adds events here
+    if _only_receives(stats):
+        return
     if seen is not None and now - seen < JUST_NOW:
         line = "no relay is running; one was here a moment ago"
     elif seen is not None:
@@ -166,6 +169,32 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
         line += f"; {_events(waiting, stats.pending_exact)} waiting"
     cure = command("relay run", settings, broker=True)
     yield Finding("problem" if waiting else "note", "no relay", line, (cure,))
+
+
+def _only_receives(stats: Stats) -> bool:
+    """Tell whether it is a consumer's database: nobody adds events there."""
+    adds = stats.pending or stats.retrying or stats.relays or stats.last_published_at is not None
+    return stats.receives and not adds
+
+
+def _canary(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding]:
+    """Say that the canary is not on its way, where one is asked for and relays are to send it."""
+    every, seen = settings.health.canary, stats.canary
+    if every is None or stats.slot is not None or _only_receives(stats):
+        return
+    run = () if living(stats.relays, now) else (command("relay run", settings, broker=True),)
+    if seen is None:
+        line = f"no canary has been sent yet, and one is to be every {write_duration(every)}: a relay sends it"
+        yield Finding("problem", "canary", line, run)
+        return
+    age, why = now - seen.added_at, "" if seen.error is None else f": {seen.error}"
+    if seen.status == "dead":
+        line = f"the canary was refused{why}; the relay tries it again by itself"
+        yield Finding("problem", "canary", line)
+    elif age > overdue_after(every, settings.health.oldest_pending):
+        what = "the last canary was sent" if seen.status in ("published", "dropped") else "the canary is stuck, sent"
+        line = f"{what} {about(age)} ago ({seen.status}), and one is to go every {write_duration(every)}{why}"
+        yield Finding("problem", "canary", line, run)
 
 
 def _unwatched(slot: SlotSeen, stats: Stats, now: datetime, settings: Settings) -> Finding:
@@ -220,12 +249,14 @@ def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
         yield Finding("problem", "broker away", line)
 
 
-def _held(relays: Sequence[RelaySeen], now: datetime) -> Iterator[tuple[str, Away]]:
-    """Give the topics that living relays hold, and since when; of several relays the first one's words count last."""
+def held_topics(relays: Sequence[RelaySeen], now: datetime) -> dict[str, Away]:
+    """Give the topics that living relays hold, since when and why; of several relays, the first one's words."""
     away = [relay.away for relay in living(relays, now) if relay.away is not None]
-    for one in sorted(away, key=lambda one: one.since, reverse=True):
-        for topic, error in _topics(one):
-            yield topic, Away(one.since, error)
+    return {
+        topic: Away(one.since, error)
+        for one in sorted(away, key=lambda one: one.since, reverse=True)
+        for topic, error in _topics(one)
+    }
 
 
 def _topics(away: Away) -> list[tuple[str, str]]:

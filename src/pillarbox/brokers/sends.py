@@ -6,7 +6,7 @@ The publishers share it; how a message travels is theirs.
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
@@ -23,7 +23,7 @@ class Send:
 
     def __init__(self, messages: Sequence[Message], deadline: float) -> None:
         self.messages, self.deadline = messages, deadline
-        self.unanswered = {message.ticket for message in messages}
+        self.unanswered = set(map(_ticket_of, messages))
         self.acknowledged = False
         self.storing: object = None
         """What of it is being stored right now: nobody can say that it was not, so the answer is worth waiting for."""
@@ -114,3 +114,4 @@ class Sends:
 
 
 _ticket = itemgetter(0)  # of an outcome
+_ticket_of = attrgetter("ticket")  # of a message

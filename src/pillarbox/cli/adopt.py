@@ -24,7 +24,8 @@ async def _adopt(settings: Settings, *, yes: bool, dry_run: bool, json: bool) ->
     async with admin_of(settings) as admin:
         stats = await admin.stats()
         if dry_run and stats.stopped is None:
-            raise nothing_matched("copy of another cluster: there is nothing to adopt")
+            none = {"adopted": 0, "pending": 0, "dry_run": True} if json else None
+            raise nothing_matched("copy of another cluster: there is nothing to adopt", none)
         pending = f"{'' if stats.pending_exact else 'more than '}{counted(stats.pending, 'event')}"
         what = (
             f"{pending} {'would' if dry_run else 'will'} be published here; writers wait while the pending part of the"

@@ -26,6 +26,7 @@ from pillarbox.cli import (
     source,
     stats,
     status,
+    top,
     topics,
 )
 from pillarbox.cli.output import ExitCode, say
@@ -49,6 +50,7 @@ app.add_typer(migrate.app, name="migrate")
 app.command("status")(status.status)
 app.command("health")(health.health)
 app.command("stats")(stats.stats)
+app.command("top")(top.top)
 app.command("doctor")(doctor.doctor)
 app.add_typer(relay.app, name="relay")
 app.add_typer(source.app, name="source")
@@ -118,9 +120,15 @@ def run() -> None:
 
 
 def _show(mistake: Any) -> NoReturn:
-    """Let the parser say what is wrong with the line, but not the secrets that stand in it."""
+    """Say in one line what is wrong with what was typed, but not the secrets that stand in it."""
+    if type(mistake).__name__ == "NoArgsIsHelpError":  # nothing is wrong: the help is what was asked for
+        mistake.show()
+        sys.exit(mistake.exit_code)
     mistake.message = _without_typed_secrets(mistake.message)
-    mistake.show()
+    line = " ".join(mistake.format_message().split())
+    context = getattr(mistake, "ctx", None)
+    path = "pillarbox" if context is None else context.command_path
+    say(f"pillarbox: {line.removesuffix('.')}; `{path} --help` shows what there is")
     sys.exit(mistake.exit_code)
 
 

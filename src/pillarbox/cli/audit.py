@@ -7,8 +7,9 @@ from dataclasses import asdict
 import typer
 
 from pillarbox.cli import selection
+from pillarbox.cli.listing import print_listing
 from pillarbox.cli.options import Json, admin_of, with_settings
-from pillarbox.cli.output import nothing_matched, print_json, print_table
+from pillarbox.cli.output import nothing_matched, print_json
 from pillarbox.ports import Deed
 from pillarbox.settings import Settings
 
@@ -39,6 +40,6 @@ def list_(
         print_json([asdict(deed) for deed in deeds])
     elif deeds:
         rows = [(deed.at, deed.who, deed.count, deed.what) for deed in deeds]
-        print_table(("WHEN (UTC)", "WHO", "COUNT", "WHAT"), rows)
+        print_listing(("WHEN (UTC)", "WHO", "COUNT", "WHAT"), rows)
     if not deeds:
         raise nothing_matched("deeds of operators")

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Json, with_settings
+from pillarbox.cli.options import Json, refuse_memory, with_settings
 from pillarbox.cli.output import print_json, print_line, print_table
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.template import template
 from pillarbox.settings.urls import without_secrets
+from pillarbox.wiring import check_urls
 
 app = typer.Typer(help="The settings.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -33,6 +34,9 @@ def init(
 
     It holds every setting, its default and what it is for.
     """
+    given = Settings(database=database, broker=broker)
+    check_urls(given)
+    refuse_memory(given)
     text = template(database, broker)
     secret = any(without_secrets(url) != url for url in (database, broker))
     try:

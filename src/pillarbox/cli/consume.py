@@ -14,7 +14,7 @@ from pillarbox.cli.output import print_json, say
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.urls import without_secrets
-from pillarbox.telemetry.logging import log_to, logger
+from pillarbox.telemetry.logging import By, log_to, logger
 from pillarbox.wiring import Consumer
 
 _NAMED = 10
@@ -50,14 +50,14 @@ def consume(
     refuse_memory(settings)
     consumer = Consumer(find_inbox(inbox), topics=topic, settings=settings)
     if once:
-        log_to(as_json=json, level=logging.WARNING)
+        log_to(as_json=json, level=logging.WARNING, by=By("consumer", consumer.name))
         handled = asyncio.run(consumer.run_once())
         if json:
             print_json({"handled": handled, "passed_over": dict(consumer.passed_over)})
         else:
             say(f"handled {counted(handled, 'event')}{_passed_over(consumer)}")
         return
-    log_to(as_json=json)
+    log_to(as_json=json, by=By("consumer", consumer.name))
     logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)
     consumer.run_forever()
     logger.info("stopped%s", _passed_over(consumer))

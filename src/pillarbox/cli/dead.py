@@ -1,7 +1,7 @@
 """`pillarbox dead`: the events that were given up, on either side; try them again or forget them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -128,18 +128,21 @@ def retry(
     )
     if edit or payload is not None:
         check_one(ids, payload, edit=edit, inbox=inbox)
-        act, done = _editing(settings, query, payload), "retried with another payload"
+        none = {"retried": 0, "matched": 0, "dry_run": dry_run} if json else None
+        act, done = _editing(settings, query, payload, none), "retried with another payload"
     else:
         act, done = Admin.retry, "retried"
     asyncio.run(_act("retried", done, act, settings, query, yes=yes or bool(ids), dry_run=dry_run, json=json))
 
 
-def _editing(settings: Settings, query: Query, payload: Path | None) -> Callable[[Admin, Query], Awaitable[int]]:
+def _editing(
+    settings: Settings, query: Query, payload: Path | None, none: Mapping[str, object] | None
+) -> Callable[[Admin, Query], Awaitable[int]]:
     """Get what the one event is to carry, and check it; give what puts it there."""
     given = None if payload is None else read_payload(payload)
     records = find(settings, query)
     if not records:
-        raise nothing_matched(f"dead events match{whole_ids(query.ids)}")
+        raise nothing_matched(f"dead events match{whole_ids(query.ids)}", none)
     record = records[0]
     data = edit_payload(record) if given is None else given
     try:
@@ -205,7 +208,8 @@ async def _act(
     async with admin_of(settings) as admin:
         count = await admin.count(query)
         if not count:
-            raise nothing_matched(f"dead events match{whole_ids(query.ids)}")
+            none = {key: 0, "matched": 0, "dry_run": dry_run}
+            raise nothing_matched(f"dead events match{whole_ids(query.ids)}", none if json else None)
         shown = f"{'more than ' if count > COUNTED else ''}{counted(min(count, COUNTED), 'dead event')}"
         would = "would be" if dry_run else "will be"
         changed = await act(admin, query) if confirmed(f"{shown} {would} {done}", yes=yes, dry_run=dry_run) else 0

@@ -3,7 +3,7 @@
 from pillarbox.admin.diagnosis import Finding, Severity
 from pillarbox.cli.output import console
 
-_MARKS = {"fine": ("✓", "green"), "note": ("·", "yellow"), "problem": ("✗", "red")}
+MARKS = {"fine": ("✓", "green"), "note": ("·", "yellow"), "problem": ("✗", "red")}
 
 
 def finding_json(finding: Finding) -> dict[str, object]:
@@ -25,7 +25,7 @@ def print_finding(finding: Finding) -> None:
 
 def print_marked(severity: Severity, line: str) -> None:
     """Print a line with the mark of how bad it is."""
-    mark, colour = _MARKS[severity]
+    mark, colour = MARKS[severity]
     out = console()
     out.print(mark, style=colour, end=" ")
     out.print(line)

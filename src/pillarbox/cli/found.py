@@ -1,21 +1,26 @@
 """What `events` and `dead` have in common: find events and print them, or say that there are none."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from pillarbox.cli.listing import print_listing
 from pillarbox.cli.options import admin_of
 from pillarbox.cli.output import (
+    aggregate_of,
     nothing_matched,
     print_json,
     print_record,
-    print_records,
-    print_table,
     record_json,
     whole_ids,
 )
 from pillarbox.ports import DeadGroup, Query, Record
 from pillarbox.settings import Settings
+
+CUT = {"LAST ERROR": 10, "AGGREGATE": 9, "TOPIC": 8, "TYPE": 8, "CONSUMER": 8}
+"""What gives way on a narrow terminal, and how far: `events show` has it all."""
+SPARE = ("CREATED (UTC)", "TOPIC", "TRIES", "AGGREGATE")
+"""What a very narrow one does without, in this order."""
 
 
 def list_found(settings: Settings, query: Query, *, json: bool, none: str) -> None:
@@ -24,7 +29,7 @@ def list_found(settings: Settings, query: Query, *, json: bool, none: str) -> No
     if json:
         print_json([record_json(record) for record in records])
     elif records:
-        print_records(records)
+        _print_records(records)
     if not records:
         raise nothing_matched(none)
 
@@ -40,9 +45,11 @@ def list_groups(settings: Settings, query: Query, *, json: bool) -> None:
     if json:
         print_json([asdict(group) for group in groups])
     elif groups:
-        print_table(
+        print_listing(
             ("EVENTS", "FIRST SEEN (UTC)", "LAST SEEN (UTC)", "EXAMPLE", "ERROR"),
             [(group.events, group.first_at, group.last_at, group.example, group.error) for group in groups],
+            cut={"ERROR": 40},
+            spare=("FIRST SEEN (UTC)", "LAST SEEN (UTC)"),
         )
     if not groups:
         raise nothing_matched("dead events")
@@ -68,3 +75,26 @@ def find(settings: Settings, query: Query) -> Sequence[Record]:
             return await admin.find(query)
 
     return asyncio.run(look())
+
+
+def _print_records(records: Sequence[Record]) -> None:
+    """Print records as a table, one line each; those of an inbox say whose they are."""
+    columns: dict[str, Callable[[Record], object]] = {
+        "ID": lambda record: record.event_id,
+        "CONSUMER": lambda record: record.consumer,
+        "STATUS": lambda record: record.status,
+        "TYPE": lambda record: record.type,
+        "TOPIC": lambda record: record.topic,
+        "AGGREGATE": aggregate_of,
+        "CREATED (UTC)": lambda record: record.created_at,
+        "TRIES": lambda record: record.attempts,
+        "LAST ERROR": lambda record: _one_line(record.last_error),
+    }
+    if all(record.consumer is None for record in records):
+        del columns["CONSUMER"]
+    rows = [[cell(record) for cell in columns.values()] for record in records]
+    print_listing(tuple(columns), rows, cut=CUT, spare=SPARE)
+
+
+def _one_line(text: str | None) -> str | None:
+    return text and text.strip().partition("\n")[0]

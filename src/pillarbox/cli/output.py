@@ -4,7 +4,7 @@ import base64
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from enum import IntEnum
@@ -111,11 +111,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for column in table.columns:
         column.overflow = "fold"
     for row in rows:
-        table.add_row(*(Text(visible(_cell(value))) for value in row))
+        table.add_row(*(Text(visible(cell(value))) for value in row))
     console().print(table, soft_wrap=False)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """Write a value for a table."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -123,8 +124,10 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def nothing_matched(what: str) -> typer.Exit:
-    """Say that nothing matched, and give the exit that says so too."""
+def nothing_matched(what: str, document: Mapping[str, object] | None = None) -> typer.Exit:
+    """Say that nothing matched, for programs in a document too, and give the exit that says so."""
+    if document is not None:
+        print_json(document)
     say(f"no {what}")
     return typer.Exit(ExitCode.NOTHING_MATCHED)
 
@@ -135,27 +138,9 @@ def whole_ids(ids: Iterable[str]) -> str:
     return "; an id must be given in full, as `events list` and `dead list` show it" if short else ""
 
 
-def print_records(records: Sequence[Record]) -> None:
-    """Print records as a table, one line each; those of an inbox say whose they are."""
-    columns: dict[str, Callable[[Record], object]] = {
-        "ID": lambda record: record.event_id,
-        "CONSUMER": lambda record: record.consumer,
-        "STATUS": lambda record: record.status,
-        "TYPE": lambda record: record.type,
-        "TOPIC": lambda record: record.topic,
-        "AGGREGATE": _aggregate,
-        "CREATED (UTC)": lambda record: record.created_at,
-        "TRIES": lambda record: record.attempts,
-        "LAST ERROR": lambda record: _one_line(record.last_error),
-    }
-    if all(record.consumer is None for record in records):
-        del columns["CONSUMER"]
-    print_table(tuple(columns), ([cell(record) for cell in columns.values()] for record in records))
-
-
 def print_record(record: Record) -> None:
     """Print everything of one record, one line a field, then what it carries."""
-    document = record_json(record) | {"aggregate": _aggregate(record)}
+    document = record_json(record) | {"aggregate": aggregate_of(record)}
     payload, body, headers = document.pop("payload"), document.pop("body_base64"), document.pop("headers")
     original = document.pop("original")
     rows = [(name.replace("_", " "), value) for name, value in document.items() if value is not None]
@@ -169,12 +154,9 @@ def print_record(record: Record) -> None:
     print_table(("", ""), rows)
 
 
-def _aggregate(record: Record) -> str | None:
+def aggregate_of(record: Record) -> str | None:
+    """Write an event's aggregate for people."""
     return " ".join(record.aggregate) if record.aggregate else None
-
-
-def _one_line(text: str | None) -> str | None:
-    return text and text.strip().partition("\n")[0]
 
 
 def record_json(record: Record) -> dict[str, Any]:

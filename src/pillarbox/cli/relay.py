@@ -17,7 +17,7 @@ from pillarbox.ports import Stats
 from pillarbox.settings import Settings
 from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
-from pillarbox.telemetry.logging import LogMoments, log_to, logger
+from pillarbox.telemetry.logging import By, LogMoments, log_to, logger
 from pillarbox.wiring import Relay, Watch
 
 app = typer.Typer(help="Carry events from the outbox to the broker.", no_args_is_help=True, rich_markup_mode=None)
@@ -40,7 +40,7 @@ def run(*, settings: Settings, json: Json = False) -> None:
             relay.stop()
 
     relay = Relay(settings, hooks=Hooks(LogMoments(), end_without_reader))
-    log_to(as_json=json)
+    log_to(as_json=json, by=By("relay", relay.name))
     logger.info(
         "relays from %s to %s", without_secrets(settings.database or ""), without_secrets(settings.broker or "")
     )
@@ -68,7 +68,7 @@ def once(*, settings: Settings, json: Json = False) -> None:
     """
     check_ends(settings)
     relay = Relay(settings)
-    log_to(as_json=json, level=logging.WARNING)
+    log_to(as_json=json, level=logging.WARNING, by=By("relay", relay.name))
     print_done("published", asyncio.run(relay.run_once()), json)
     stats = asyncio.run(_stats(settings))
     for pause in stats.pauses:
@@ -89,7 +89,7 @@ def watch(*, settings: Settings, json: Json = False) -> None:
     with --json as JSON lines. PostgreSQL only.
     """
     watch = Watch(settings)
-    log_to(as_json=json)
+    log_to(as_json=json, by=By("relay", watch.name))
     watch.run_forever()
     logger.info("stopped")
 

@@ -37,7 +37,7 @@ def _rows(figures: Figures) -> list[tuple[str, str]]:
     stats, age = figures.stats, figures.oldest_pending_age
     published = "never" if stats.last_published_at is None else at(stats.last_published_at)
     rows = [
-        ("pending", _pending(figures)),
+        ("pending", figures.pending_told),
         ("oldest pending", "-" if age is None else f"{about(age)} ago"),
         ("published in the last minute", f"{stats.published_lately:,} ({figures.published_per_second:,.1f} a second)"),
         ("last published", published),
@@ -48,12 +48,6 @@ def _rows(figures: Figures) -> list[tuple[str, str]]:
     if stats.receives:
         rows += [("received, waiting", f"{stats.inbox_waiting:,}"), ("received, dead", f"{stats.inbox_dead:,}")]
     return rows
-
-
-def _pending(figures: Figures) -> str:
-    if figures.stats.pending_exact:
-        return f"{figures.pending:,}"
-    return f"{'more than' if figures.stats.pending_about is None else 'about'} {figures.pending:,}"
 
 
 def figures_json(figures: Figures) -> dict[str, object]:

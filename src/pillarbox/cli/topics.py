@@ -64,8 +64,9 @@ def resume(*, topic: Topic, settings: Settings, json: Json = False) -> None:
             return await admin.resume(topic)
 
     if not asyncio.run(go_on()):
-        raise nothing_matched(f"pause of {topic!r}: it was flowing already")
+        none = {"topic": topic, "paused": False, "changed": False}
+        raise nothing_matched(f"pause of {topic!r}: it was flowing already", none if json else None)
     if json:
-        print_json({"topic": topic, "paused": False})
+        print_json({"topic": topic, "paused": False, "changed": True})
     else:
         print_line(f"{topic} flows again")

@@ -6,7 +6,8 @@
 
 That nobody answers counts only if another topic was published meanwhile: else it is the broker that is away, which is
 none of this file's business. But where a topic cannot be tried, because what is silent stands before it, the first
-silence opens the circuit: else the one would wait for as long as the other is silent.
+silence opens the circuit: else the one would wait for as long as the other is silent. So it does where what is silent
+fills the window, and others in it went: else nobody behind it would ever be asked.
 """
 
 from collections import deque
@@ -117,6 +118,12 @@ class Circuits:
             return Gate.SHUT
         circuit.trying = True
         return Gate.ONE
+
+    def hurry(self, now: float) -> None:
+        """The broker is back: try every topic now."""
+        for topic in self._open:
+            circuit = self._circuits[topic]
+            circuit.pause, circuit.try_at = FIRST, min(circuit.try_at, now)
 
     def tries(self, topic: str) -> bool:
         """A message of the topic is being tried."""

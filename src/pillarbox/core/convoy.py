@@ -10,16 +10,41 @@ there the window would be full before long, whatever holds it up.
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import repeat
-from operator import attrgetter
-from typing import Any, Generic
+from operator import attrgetter, is_, itemgetter
+from typing import Any, Generic, overload
 
 from pillarbox.core.retry import PUBLISHED, Verdict
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Gate, I, Settlement, Window
+
+
+class Arrived(Sequence[Settlement[I]]):
+    """The settlements of a convoy: each of its items is published. They are made for those who look at them one by one,
+    which hardly anybody does."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: Sequence[I]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[Settlement[I]]:
+        return map(_settlement, zip(self.items, repeat(PUBLISHED)))
+
+    @overload
+    def __getitem__(self, place: int) -> Settlement[I]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Settlement[I]]: ...
+    def __getitem__(self, place: int | slice) -> Settlement[I] | Sequence[Settlement[I]]:
+        if isinstance(place, slice):
+            return Arrived(self.items[place])
+        return Settlement(self.items[place], PUBLISHED)
 
 
 class _Convoy(Generic[I]):
@@ -89,36 +114,51 @@ class ConvoyWindow(Window[I]):
         convoy = self._convoys[self._leads]
         return list(enumerate(convoy.items, convoy.first))
 
-    def settle(self, verdicts: Sequence[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
-        settled: list[Settlement[I]] = []
+    def settle(self, verdicts: Sequence[tuple[int, Verdict]], blocked: Container[Line]) -> Sequence[Settlement[I]]:
+        arrived: Sequence[Settlement[I]] = ()
         if self._leads:
             if self._have_all_arrived(verdicts):
-                settled, verdicts = self._let_go(), ()
+                arrived, verdicts = self._let_go(), ()
             elif any(self.item(ticket) is not None for ticket, _ in verdicts):
                 self._break_up()
-        if not self._leads:
-            settled += super().settle(verdicts, blocked)
-            while self._convoys and not self._log and self._meets(blocked):
-                self._break_up()
-                settled += super().settle((), blocked)
-        return settled
+        if self._convoys and not self._leads and self._fails(verdicts):
+            self._break_up_all()  # it may do so for long, and those behind it are not to blame
+        if self._leads:
+            return ()
+        settled = [*super().settle(verdicts, blocked)]
+        while self._convoys and not self._log and self._meets(blocked):
+            self._break_up()
+            settled += super().settle((), blocked)
+        return [*arrived, *settled] if settled else arrived
 
     def recall(self, which: Callable[[I], bool], tried: int = 0) -> list[Settlement[I]]:
         self._break_up_all()
         return super().recall(which, tried)
 
+    def waiting(self) -> tuple[list[I], list[I]]:
+        published, others = super().waiting()
+        return published, [*others, *(item for convoy in self._convoys for item in convoy.items)]
+
     def _have_all_arrived(self, verdicts: Sequence[tuple[int, Verdict]]) -> bool:
         """Say whether these are the answers to the convoy in flight, and all of them say that it is published."""
         convoy = self._convoys[0]
         count = len(convoy.items)
-        arrived = {ticket for ticket, verdict in verdicts if verdict is PUBLISHED}
+        if len(verdicts) < count:
+            return False
+        if not all(map(_is_published, map(_verdict, verdicts))):
+            verdicts = [answer for answer in verdicts if answer[1] is PUBLISHED]
+        arrived = set(map(_ticket, verdicts))
         return len(arrived) == count and min(arrived) == convoy.first and max(arrived) == convoy.first + count - 1
 
-    def _let_go(self) -> list[Settlement[I]]:
+    def _fails(self, verdicts: Sequence[tuple[int, Verdict]]) -> bool:
+        """Say whether something that is in flight is not published."""
+        return any(verdict is not PUBLISHED and self.item(ticket) is not None for ticket, verdict in verdicts)
+
+    def _let_go(self) -> Arrived[I]:
         convoy = self._convoys.popleft()
         self._leads, self.flying = False, 0
         self._bytes -= convoy.bytes
-        return list(map(_settlement, zip(convoy.items, repeat(PUBLISHED))))
+        return Arrived(convoy.items)
 
     def _meets(self, blocked: Container[Line]) -> bool:
         """Say whether the first convoy has something of a blocked line."""
@@ -142,6 +182,8 @@ class ConvoyWindow(Window[I]):
 
 
 _WHENEVER = datetime(1970, 1, 1, tzinfo=UTC)  # nothing in a convoy waits for its time
+_is_published = partial(is_, PUBLISHED)
+_ticket, _verdict = itemgetter(0), itemgetter(1)
 _is_parked = attrgetter("parked")
 _available_at = attrgetter("available_at")
 _settlement: Callable[[tuple[Any, Any]], Settlement[Any]] = partial(tuple.__new__, Settlement)

@@ -211,6 +211,15 @@ class Event(Generic[T]):
         return f"Event({self.type!r}, {self.payload!r}{of}, id={str(self.id)!r})"
 
 
+def carrying(event: Event[T], headers: Mapping[str, str]) -> Event[T]:
+    """Give the same event with further headers, which need no check."""
+    copy = event.__class__.__new__(event.__class__)
+    for name in Event.__slots__:
+        _set(copy, name, getattr(event, name))
+    _set(copy, "headers", MappingProxyType({**event.headers, **headers}))
+    return copy
+
+
 def _check_text(field: str, value: object, longest: int) -> str:
     if not isinstance(value, str):
         raise InvalidEvent(f"{field}: expected text, found {type(value).__name__} {value!r:.60}")

@@ -95,7 +95,7 @@ def from_bytes(body: bytes, content_type: str, model: Any = None) -> Any:
     try:
         value = _loads(body.decode())
     except (ValueError, RecursionError) as error:
-        raise DecodeError(f"the body is not {content_type}: {error}; it begins {body[:60]!r}") from error
+        raise _unreadable(f"the body is not {content_type}", f"{error}; it begins {body[:60]!r}") from error
     return value if model is None else into(model, value)
 
 
@@ -112,7 +112,13 @@ def into(model: Any, value: object) -> Any:
         return _convert(model, value)
     except Exception as error:  # a model's own checks may raise anything: whatever it is, the payload does not fit
         what = str(error) or type(error).__name__
-        raise DecodeError(f"the payload does not fit {getattr(model, '__name__', model)}: {what}") from error
+        raise _unreadable(f"the payload does not fit {getattr(model, '__name__', model)}", what) from error
+
+
+def _unreadable(brief: str, why: str) -> DecodeError:
+    error = DecodeError(f"{brief}: {why}")
+    error.brief = brief
+    return error
 
 
 def _convert(model: Any, value: Any) -> Any:

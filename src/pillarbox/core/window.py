@@ -215,7 +215,7 @@ class Window(Generic[I]):
                     alone.add(line)
         return free_ones, through_lines, alone
 
-    def settle(self, verdicts: Sequence[tuple[int, Verdict]], blocked: Container[Line]) -> list[Settlement[I]]:
+    def settle(self, verdicts: Sequence[tuple[int, Verdict]], blocked: Container[Line]) -> Sequence[Settlement[I]]:
         """Take verdicts by ticket; give everything that is settled now: what was parked, and the log's prefix."""
         settled: list[Settlement[I]] = []
         answered: dict[_Line[I], None] = {}
@@ -255,6 +255,14 @@ class Window(Generic[I]):
     def called_back(self) -> list[I]:
         """Give the items that were called back and are still here."""
         return [slot.item for slot in self._slots.values() if slot.recalled]
+
+    def waiting(self) -> tuple[list[I], list[I]]:
+        """Give the items that are published and wait for those before them, and all others that are here."""
+        published: list[I] = []
+        others: list[I] = []
+        for slot in self._slots.values():
+            (published if slot.verdict.__class__ is Published else others).append(slot.item)
+        return published, others
 
     def _go_back(self, slot: "_Slot[I]") -> None:
         """Note how a recalled item settles; it holds nobody back any more."""

@@ -14,6 +14,7 @@ from pillarbox.core.insert_texts import Dialect
 from pillarbox.django.connection import check_transaction, dialect_of, failures, run
 from pillarbox.errors import ConfigError
 from pillarbox.inbox.steps import drive
+from pillarbox.tracing import with_trace
 
 
 class Outbox:
@@ -37,7 +38,7 @@ class Outbox:
         place = self._place(connection)
         check_transaction(connection)
         with failures(connection), connection.cursor() as cursor:
-            drive(insertion(events, place, on_duplicate), lambda statement: run(cursor, statement))
+            drive(insertion(with_trace(events), place, on_duplicate), lambda statement: run(cursor, statement))
         if self._after_commit is not None and events:
             transaction.on_commit(self._after_commit, using=using)
 

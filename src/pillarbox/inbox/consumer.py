@@ -26,10 +26,11 @@ from pillarbox.inbox import lot
 from pillarbox.inbox.handling import Handling, Rules
 from pillarbox.inbox.hint import Hint, Hinting
 from pillarbox.inbox.outage import Outage
-from pillarbox.inbox.programs import Reception, Unhandled
+from pillarbox.inbox.programs import Reception, Unhandled, Wrap, forget
 from pillarbox.inbox.received import Received, receive
 from pillarbox.inbox.workers import Receiver
 from pillarbox.ports import Clock, Subscriber
+from pillarbox.pulse import Pulse
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 __all__ = ["Consumer", "Receiver"]
@@ -46,6 +47,10 @@ CLAIM = 200
 HOLD_EVERY = lot.HOLD.total_seconds() / 4
 IDLE = 0.5
 """How long to wait for a delivery when nothing is going on, in seconds; a stop waits no longer than that."""
+FORGET_FIRST, FORGET_EVERY, FORGET_NEXT = 5.0, 60.0, 0.1
+FORGET = 1000
+"""So many seconds after the start, and then so often, ids go that are older than `retention.inbox`: a batch of so many,
+and the next one soon, if there is more."""
 JOINING = 10.0
 """Seconds that a broker may take to let us into a group, where it says that it has (`joined`). Kafka's take three."""
 
@@ -70,6 +75,7 @@ class Consumer(Daemon):
         stores: bool = False,
         unhandled: Unhandled = "dead",
         open_hint: Callable[[], Hint] | None = None,
+        open_wrap: Callable[[], Wrap | None] = lambda: None,
     ) -> None:
         super().__init__()
         if concurrency < 1:
@@ -84,6 +90,7 @@ class Consumer(Daemon):
                 "inbox.hint: this inbox is in a SQLite file, where a look-up costs less than one in Redis: leave it out"
             )
         self._inbox, self._open_subscriber, self._open_hint = inbox, open_subscriber, open_hint
+        self._open_wrap = open_wrap
         self._rules = Rules(policy, topics, concurrency, timeout, chance, remembers, unordered, stores, unhandled)
         self._clock, self._hooks = clock, hooks
         self._passed_over: Counter[str] = Counter()
@@ -109,7 +116,8 @@ class Consumer(Daemon):
 
     async def _consume(self, *, once: bool, patience: float) -> int:
         hint = self._open_hint and self._open_hint()
-        intake = Intake(self._inbox, self._open_subscriber(), self._rules, self._clock, self._hooks, hint)
+        parts = self._open_subscriber(), self._rules, self._clock, self._hooks, hint, self._open_wrap(), self.pulse
+        intake = Intake(self._inbox, *parts)
         self._passed_over, self._receptions = intake.passed_over, intake.receptions
         try:
             intake.begin()
@@ -118,6 +126,7 @@ class Consumer(Daemon):
             quiet_since = begun = now()
             while not self.stopping and intake.missing is None:
                 idle = await intake.turn(patience)
+                self.pulse.turn()
                 if once and intake.away is not None:
                     raise intake.away
                 if not idle or (not intake.joined and now() < begun + JOINING):
@@ -142,17 +151,21 @@ class Intake:
         rules: Rules,
         clock: Clock,
         hooks: Hooks,
-        hint: Hint | None = None,
+        hint: Hint | None,
+        wrap: Wrap | None,
+        pulse: Pulse,
     ) -> None:
-        self._inbox, self._subscriber, self._rules, self._clock, self._hooks = inbox, subscriber, rules, clock, hooks
+        self._inbox, self._rules, self._clock, self._hooks = inbox, rules, clock, hooks
+        self._subscriber = pulse.around(subscriber, "deliveries", "acknowledge")
         self._blocked: set[Line] = set()
         self._standing: Mapping[Line, int] = {}
         self._window: Window[Received] = Window(ROOM, lambda received: received.line, prefix_safe=True, size_of=_size)
-        self._handling = Handling(inbox, rules, clock, hooks, self._blocked)
+        self._handling = pulse.around(Handling(inbox, rules, clock, hooks, self._blocked, wrap), "books")
         self._hinting = None if hint is None else self._hinting_with(hint)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
         self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key
         self._look_at = self._hold_at = self._fetch_at = self._record_at = 0.0
+        self._forget_at = asyncio.get_running_loop().time() + FORGET_FIRST
         self._unstored: list[Received] = []
         self._unsettled: list[Settlement[Received]] = []
         self._unacknowledged: list[Delivery] = []
@@ -206,6 +219,7 @@ class Intake:
         self._handling.check()
         await self._hold()
         await self._look()
+        await self._forget()
         arrived = await self._deliveries(0 if self._busy else min(patience, IDLE))
         if self._rules.stores:
             await self._store(arrived)
@@ -288,6 +302,16 @@ class Intake:
         with suppress(StoreUnavailable):  # said already; whoever takes them meanwhile finds them done, or does them
             await self._handling.books(lot.hold(self._inbox.texts, self._out, self._clock.now()))
 
+    async def _forget(self) -> None:
+        """Delete what need not be known any more: there may be no relay in this database that would."""
+        now, kept = asyncio.get_running_loop().time(), self._rules.remembers
+        if kept is None or now < self._forget_at or self._handling.store.pause:
+            return
+        self._forget_at = now + FORGET_EVERY
+        with suppress(StoreUnavailable):
+            if await self._handling.books(forget(self._inbox.texts, kept, FORGET)):
+                self._forget_at = now + FORGET_NEXT
+
     async def _give_up(self, overdue: Sequence[lot.Head]) -> None:
         """Tell of numbers that were waited for long enough."""
         await self._handling.books(lot.give_up(self._inbox.texts, overdue))
@@ -364,11 +388,16 @@ class Intake:
 
     def _collect(self) -> bool:
         """Take the workers' verdicts; tell whether one of them is a failure."""
-        settled = self._window.settle(self._handling.answers(), self._blocked)
+        settled = [*self._window.settle(self._handling.answers(), self._blocked), *self._give_back()]
         self._unsettled += settled
         # Blocked from now on, not only once it is recorded: the next of its line could be ready before that.
         self._blocked.update(item.line for item, verdict in settled if item.line and _blocks(verdict))
         return any(isinstance(verdict, RetryAt | Dead) for _, verdict in settled)
+
+    def _give_back(self) -> Sequence[Settlement[Received]]:
+        """Let go of lines whose head somebody else has put back: what we have of them stands behind it again."""
+        lines = self._handling.taken_away()
+        return self._window.recall(lambda item: item.parked and item.line in lines) if lines else ()
 
     async def _record(self) -> None:
         """Park what failed, then acknowledge the settled prefix; what cannot be done now is done later, in order."""
@@ -403,13 +432,13 @@ class Intake:
 
     def _tell(self, failed: Sequence[Settlement[Received]]) -> None:
         for received, verdict in failed:
-            facts = {"type": received.type, "event_id": received.key, "topic": received.delivery.topic}
+            facts = received.facts
             if isinstance(verdict, RetryAt):
-                self._hooks.reach(Moment.EVENT_RETRYING, error=verdict.error, at=verdict.at, **facts)
+                self._hooks.reach(Moment.EVENT_RETRYING, error=received.brief or verdict.error, at=verdict.at, **facts)
             elif received.numbering is not None:
                 self._tell_number(received, verdict)
             elif isinstance(verdict, Dead):
-                self._hooks.reach(Moment.EVENT_DEAD, error=verdict.error, **facts)
+                self._hooks.reach(Moment.EVENT_DEAD, error=received.brief or verdict.error, **facts)
 
     def _tell_number(self, received: Received, verdict: Settled) -> None:
         """Tell of an aggregate that stands because of a number; where there is no order, a gap is told of later."""
@@ -417,8 +446,7 @@ class Intake:
             return
         moment = Moment.NUMBER_MISSING if received.numbering == "gap" else Moment.NUMBER_CONFLICT
         error = getattr(verdict, "error", None)
-        topic = received.delivery.topic
-        facts = {"aggregate": received.aggregate, "number": received.number, "topic": topic, "error": error}
+        facts = received.facts | {"aggregate": received.aggregate, "number": received.number, "error": error}
         self._hooks.reach(moment, **facts)
 
     async def _acknowledge(self) -> None:

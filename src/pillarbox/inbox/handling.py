@@ -1,7 +1,6 @@
 """Handling: a fixed number of workers turn what was received into verdicts, for the consumer to collect."""
 
 import asyncio
-import reprlib
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from pillarbox.core.postgres_facts import StoreConflict
-from pillarbox.core.retry import PUBLISHED, Dead, RetryAt, RetryPolicy, Untouched, Verdict, sayable, words_of
+from pillarbox.core.retry import PUBLISHED, Dead, RetryAt, RetryPolicy, Untouched, Verdict, words_of
 from pillarbox.core.routing import Line, Topics
 from pillarbox.errors import (
     LONGEST_DELAY,
@@ -29,7 +28,7 @@ from pillarbox.inbox import lot, programs
 from pillarbox.inbox.inbox import Handler
 from pillarbox.inbox.numbers import OutOfOrder
 from pillarbox.inbox.outage import Outage
-from pillarbox.inbox.programs import Reception, Unhandled
+from pillarbox.inbox.programs import Reception, Unhandled, Wrap
 from pillarbox.inbox.received import Received
 from pillarbox.inbox.steps import Program
 from pillarbox.inbox.waiting import Taken, Waiting
@@ -78,8 +77,11 @@ class Running(NamedTuple):
 class Handling:
     """Workers that call handlers. `blocked` is the consumer's set of blocked lines; a worker may find another one."""
 
-    def __init__(self, inbox: Receiver, rules: Rules, clock: Clock, hooks: Hooks, blocked: set[Line]) -> None:
+    def __init__(
+        self, inbox: Receiver, rules: Rules, clock: Clock, hooks: Hooks, blocked: set[Line], wrap: Wrap | None = None
+    ) -> None:
         self._inbox, self._rules, self._clock, self._hooks, self._blocked = inbox, rules, clock, hooks, blocked
+        self._wrap = wrap
         self._workers = min(rules.concurrency, inbox.most_workers or rules.concurrency)
         self._performers = performers(inbox, self._workers)
         self._stretches = SHARED_STRETCH if inbox.most_workers == 1 else STRETCH
@@ -102,6 +104,7 @@ class Handling:
         """How many deliveries became what, since the start."""
         self.passed_over: Counter[str] = Counter()
         """How many were passed over, by type."""
+        self._taken_away: set[Line] = set()
         self.missing: HandlerMissing | None = None
         """Why the consumer has to stop, if somebody set that it does where a handler is missing."""
 
@@ -169,6 +172,11 @@ class Handling:
             raise
         self.store.over()
         return result
+
+    def taken_away(self) -> set[Line]:
+        """Give the lines that we had out, and whose head somebody else has put back since the last time."""
+        lines, self._taken_away = self._taken_away, set()
+        return lines
 
     async def close(self) -> None:
         """End the workers; a thread whose handler still runs ends after it."""
@@ -353,6 +361,8 @@ class Handling:
         if reception is Reception.BLOCKED:
             assert received.line is not None
             self._blocked.add(received.line)
+            if received.parked:
+                self._taken_away.add(received.line)
             return Untouched("its line is blocked")
         return PUBLISHED
 
@@ -368,7 +378,8 @@ class Handling:
                 received.attempts, received.counted = failed, True
                 received.abandoned = received.abandoned or failed > 1
             elif received.parked:
-                return Reception.COPY
+                stands = await self._perform(worker, lot.stands(self._inbox.texts, received))
+                return Reception.BLOCKED if stands and received.line is not None else Reception.COPY
         if received.counted and received.attempts > self._rules.policy.retries:
             deaths, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
             raise Reject(_crashed(deaths))
@@ -396,6 +407,7 @@ class Handling:
             self._tell,
             self._rules.timeout.total_seconds() if self._rules.timeout else None,
             self._rules.unhandled,
+            self._wrap,
         )
 
     async def _perform(self, worker: int, program: Program[R]) -> R:
@@ -408,7 +420,7 @@ class Handling:
         policy, topic = self._rules.policy, received.delivery.topic
         blocks = self._rules.topics[topic].when_dead == "block"
         now, text = self._clock.now(), words_of(error)
-        received.trace = _trace(error)
+        received.trace, received.brief = _trace(error), getattr(error, "brief", None)
         if isinstance(error, OutOfOrder):
             received.numbering = error.numbering
             return Dead(text)  # behind it nothing can be right, whatever is to become of dead ones
@@ -426,14 +438,15 @@ class Handling:
         """Tell of a handler's habit, once."""
         if (moment, handler.type) not in self._told_of:
             self._told_of.add((moment, handler.type))
-            shown = {} if value is None else {"value": sayable(reprlib.repr(value))}
-            self._hooks.reach(moment, type=received.type, event_id=received.key, handler=handler.name, **shown)
+            # Its type alone: it may be what the event carries.
+            shown = {} if value is None else {"value": type(value).__name__}
+            self._hooks.reach(moment, **received.facts, handler=handler.name, **shown)
 
     def _tell_passed_over(self, received: Received) -> None:
         """Say once for each type that nobody handles it here: a misspelt type would be missed in silence."""
         self.passed_over[received.type] += 1
         if self.passed_over[received.type] == 1:
-            self._hooks.reach(Moment.TYPE_PASSED_OVER, type=received.type, topic=received.delivery.topic)
+            self._hooks.reach(Moment.TYPE_PASSED_OVER, **received.facts)
 
     async def _watch(self) -> None:
         """Tell of handlers that take long: after half a minute, then every minute."""
@@ -445,14 +458,7 @@ class Handling:
                     continue
                 self._running[worker] = running._replace(tell_at=loop.time() + SLOW_AGAIN)
                 seconds = round(loop.time() - running.since)
-                received = running.received
-                self._hooks.reach(
-                    Moment.HANDLER_SLOW,
-                    type=received.type,
-                    event_id=received.key,
-                    topic=received.delivery.topic,
-                    seconds=seconds,
-                )
+                self._hooks.reach(Moment.HANDLER_SLOW, **running.received.facts, seconds=seconds)
 
 
 def _crashed(deaths: int) -> str:

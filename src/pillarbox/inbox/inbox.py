@@ -6,6 +6,7 @@ from functools import partial, wraps
 from typing import Any, Generic, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
+from pillarbox.core.canary import CANARY
 from pillarbox.core.event import Event
 from pillarbox.core.insert import check_identifier
 from pillarbox.core.message import Message, uuid_of
@@ -69,6 +70,7 @@ class Handlers:
         self._takes_async = takes_async
         self._by_type: dict[str, Handler] = {}
         self._by_topic: dict[str, dict[str, Handler]] = {}
+        self._canary = Handler(CANARY, _rejoice_async if takes_async else _rejoice, is_async=takes_async)
 
     def registrar(
         self, type: object, model: Any = None, *, batch: bool = False, **options: Unpack[HandlerOptions]
@@ -106,7 +108,7 @@ class Handlers:
         """Give the handler of a type on a topic; None if there is none."""
         if self._by_topic and type in (bound := self.on(topic)):
             return bound[type]
-        return self._by_type.get(type)
+        return self._by_type.get(type) or (self._canary if type == CANARY else None)
 
     def on(self, topic: str) -> Mapping[str, Handler]:
         """Give the handlers, by type, that are for a topic whose messages are not ours."""
@@ -180,6 +182,14 @@ class Registry(Once, Generic[T, V]):
         `batch` it is called with a list of events, which share a transaction: faster, and if it fails, all is undone
         and done one by one."""
         return self.handlers.registrar(type, payload, batch=batch, **options)
+
+
+def _rejoice(transaction: object, event: object) -> None:
+    """Handle a canary: that it came, and that its row can be committed, is all that it is for."""
+
+
+async def _rejoice_async(transaction: object, event: object) -> None:
+    """Handle a canary where handlers are awaited."""
 
 
 def check_consumer(consumer: object) -> str:

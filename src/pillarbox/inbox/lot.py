@@ -12,7 +12,7 @@ What processes have died with (*deadly*: held, with tries that were counted) com
 consumer has nothing else to do: so nobody waits until it is dead, nor dies with it again and again.
 
 Whether a row is held decides nothing but who tries it: an event is handled once because of its row in the inbox, and
-in order because whoever takes a line takes it from its head.
+in order because whoever takes a line takes it from its head, and leaves the line alone if that one is taken away.
 """
 
 import json
@@ -172,6 +172,13 @@ def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | No
         row = _row(texts, received, now, Place("suspect", None, None), 1)
         rows = yield texts("suspect", *row, line_text(received.line))
     return rows[0][0] if rows else None
+
+
+def stands(texts: Texts, received: Received) -> Program[bool]:
+    """Say whether an event that we had out, and do not hold any more, still has to be handled: somebody else took it
+    out when we were slow, or put it back when they were."""
+    ((in_inbox, state),) = yield texts("why_not", texts.consumer, received.key)
+    return not in_inbox and state not in (None, "handled", "dropped")
 
 
 def store(

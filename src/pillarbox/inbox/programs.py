@@ -3,15 +3,16 @@
 first_time    is this message new?                    for loops of one's own
 receive       the inbox row, then the handler          one commit for both
 receive_all   the same for several events              one commit for all of them
+forget        delete what need not be known any more   one bounded batch
 
 What is kept aside is the business of `lot`, and what numbers mean that of `numbers`.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
-from typing import Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
@@ -28,6 +29,8 @@ from pillarbox.telemetry.hooks import Moment
 
 Unhandled = Literal["dead", "ignore", "fail"]
 """What becomes of events whose type nobody handles: dead letters, nothing, or the end of the consumer."""
+Wrap = Callable[[Handler], Callable[..., Any]]
+"""Gives what is called in the place of a handler's function."""
 PATIENCE = 5
 LONGEST_TRACE = 16_000
 
@@ -49,6 +52,15 @@ def first_time(texts: Texts, key: str) -> Program[bool]:
     return bool((yield texts("first_time", texts.consumer, key)))
 
 
+def forget(texts: Texts, kept: timedelta, most: int) -> Program[bool]:
+    """Delete ids that were handled so long ago, and what was settled in the parking lot: at most so many of each, and
+    this consumer's only. Say whether there may be more."""
+    ago = kept // timedelta(microseconds=1)
+    gone = yield texts("forget", texts.consumer, ago, most)
+    settled = yield texts("forget_parked", texts.consumer, ago, most)
+    return max(len(gone), len(settled)) >= most
+
+
 class Means(NamedTuple):
     """What a reception works with, beside the event: whom it calls, and whom it tells."""
 
@@ -62,6 +74,7 @@ class Means(NamedTuple):
     tell: Callable[[Moment, Received, Handler, object], None]
     timeout: float | None = None
     unhandled: Unhandled = "dead"
+    wrap: Wrap | None = None
 
 
 def receive(texts: Texts, received: Received, means: Means) -> Program[Reception]:
@@ -218,7 +231,8 @@ def _apply(group: Sequence[Received], handler: Handler, means: Means, *, shared:
     for received in group:
         means.reach(Moment.MARKED, received)
     given = events if handler.batch else events[0]
-    call = Call(handler.function, handler.is_async, given, means.timeout, shared)
+    function = handler.function if means.wrap is None else means.wrap(handler)
+    call = Call(function, handler.is_async, given, means.timeout, shared)
     value = yield from _call(call, handler, group[0])
     if value is not None:
         means.tell(Moment.HANDLER_RETURNED, group[0], handler, value)

@@ -28,6 +28,7 @@ class Received:
         "aggregate",
         "applied",
         "attempts",
+        "brief",
         "committed",
         "counted",
         "delivery",
@@ -71,6 +72,8 @@ class Received:
         """It was stored to be handled later, and nothing has happened to it since."""
         self.abandoned = False
         """A consumer had it out of the parking lot, or tried it as a suspect, and has not said what became of it."""
+        self.brief: str | None = None
+        """What its last failure says without anything that it carries, if that is less than the whole."""
         self.trace: str | None = None
         """The traceback of its last failure."""
         self.known: int | None = None
@@ -84,6 +87,12 @@ class Received:
     def suspicious(self) -> bool:
         """A process may have died with it, so its tries are counted before they begin."""
         return self.abandoned or self.delivery.redelivered
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What is told of it: everything but what it carries."""
+        topic = self.delivery.topic
+        return {"type": self.type, "event_id": self.key, "topic": topic, "attempt": self.attempts + 1}
 
     @property
     def for_handler(self) -> Delivery:

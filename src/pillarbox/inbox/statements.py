@@ -151,6 +151,14 @@ _BOTH = {
     ),
 }
 
+_SETTLED = "state IN ('handled', 'dropped')"
+# A dead letter whose handler committed by itself is known by its row in the inbox: it must not run again when retried.
+_FORGETTABLE = (
+    "FROM {p}inbox AS it WHERE consumer = $1 AND handled_at <= {ago} AND NOT EXISTS (SELECT 1 FROM {p}inbox_parked AS k"
+    f" WHERE k.consumer = it.consumer AND k.event_id = it.event_id AND NOT k.{_SETTLED}) LIMIT $3"
+)
+_FORGETTABLE_PARKED = f"FROM {{p}}inbox_parked WHERE consumer = $1 AND {_SETTLED} AND settled_at <= {{ago}} LIMIT $3"
+
 _SQLITE = {
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
@@ -184,6 +192,11 @@ _SQLITE = {
         " topic, min(id), count(*) FROM {p}inbox_parked"
         f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED} AND state <> 'stored' GROUP BY line"
     ),
+    # consumer, how long things are remembered (by the database's clock), how many at most → a row for each that went
+    "forget": (
+        f"DELETE FROM {{p}}inbox WHERE (consumer, event_id) IN (SELECT consumer, event_id {_FORGETTABLE}) RETURNING 1"
+    ),
+    "forget_parked": f"DELETE FROM {{p}}inbox_parked WHERE id IN (SELECT id {_FORGETTABLE_PARKED}) RETURNING 1",
 }
 
 _POSTGRES = {
@@ -219,6 +232,11 @@ _POSTGRES = {
         " FROM (SELECT *, count(*) OVER (PARTITION BY line) AS standing,"
         " row_number() OVER (PARTITION BY line ORDER BY id) AS place FROM {p}inbox_parked"
         f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED} AND state <> 'stored') AS them WHERE place = 1"
+    ),
+    "forget": f"DELETE FROM {{p}}inbox WHERE ctid = ANY (ARRAY(SELECT it.ctid {_FORGETTABLE})) RETURNING 1",
+    "forget_parked": (
+        f"DELETE FROM {{p}}inbox_parked WHERE id = ANY (ARRAY(SELECT id {_FORGETTABLE_PARKED})) AND {_SETTLED}"
+        " RETURNING 1"
     ),
 }
 
@@ -287,9 +305,15 @@ def _texts(dialect: Dialect, marker: Marker, place: str) -> Mapping[str, Text]:
     instants = {f"at_{number}": _instant(dialect, number) for number in range(2, 6)}
     row = ", ".join(_typed(dialect, number, kind) for number, kind in enumerate(_ROW_TYPES, start=1))
     keys = {f"keys_{number}": _KEYS[dialect].format(number) for number in (2, 3)}
-    return {name: _marked(text.format(p=place, row=row, **instants, **keys), marker) for name, text in texts.items()}
+    ago = _AGO[dialect].format(p=place)
+    named = {"p": place, "row": row, "ago": ago, **instants, **keys}
+    return {name: _marked(text.format(**named), marker) for name, text in texts.items()}
 
 
+_AGO = {
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER) - $2",
+    "postgres": "(SELECT {p}now() - $2::bigint * interval '1 microsecond')",
+}
 _KEYS = {
     "sqlite": "SELECT value FROM json_each(${0})",
     "postgres": "SELECT jsonb_array_elements_text(${0}::jsonb)",

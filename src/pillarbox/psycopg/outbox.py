@@ -9,6 +9,7 @@ from psycopg.rows import tuple_row
 from pillarbox.core.event import Event
 from pillarbox.core.insert import OnDuplicate, Place, PlaceOptions, postgres_insertion, refuse_duplicates
 from pillarbox.psycopg.connection import check_kind, check_transaction, raise_ours
+from pillarbox.tracing import with_trace
 
 
 class Outbox:
@@ -27,7 +28,7 @@ class Outbox:
         """Add events in the connection's transaction; they are published if, and only if, it commits."""
         check_kind(connection, Connection)
         check_transaction(connection)
-        if (statement := postgres_insertion(events, self._place, on_duplicate)) is None:
+        if (statement := postgres_insertion(with_trace(events), self._place, on_duplicate)) is None:
             return
         cursor = Cursor(connection, row_factory=tuple_row)
         try:
@@ -53,7 +54,7 @@ class AsyncOutbox:
         """Add events in the connection's transaction; they are published if, and only if, it commits."""
         check_kind(connection, AsyncConnection)
         check_transaction(connection)
-        if (statement := postgres_insertion(events, self._place, on_duplicate)) is None:
+        if (statement := postgres_insertion(with_trace(events), self._place, on_duplicate)) is None:
             return
         cursor = AsyncCursor(connection, row_factory=tuple_row)
         try:

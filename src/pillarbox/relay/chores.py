@@ -1,4 +1,4 @@
-"""Chores: what a relay does beside pumping: keep its lease, keep its fair share of the lanes, prune."""
+"""Chores: what a relay does beside pumping: keep its lease, keep its fair share of the lanes, prune, send a canary."""
 
 import asyncio
 from datetime import timedelta
@@ -6,6 +6,7 @@ from datetime import timedelta
 from pillarbox.core.routing import LANES
 from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Holding, Retention, Store
+from pillarbox.relay.canary import Canary
 from pillarbox.relay.pump import Pump
 from pillarbox.telemetry.hooks import Hooks, Moment
 
@@ -15,6 +16,7 @@ STEP = timedelta(milliseconds=250)
 PRUNE_FIRST = timedelta(seconds=5)
 PRUNE_EVERY = timedelta(minutes=1)
 PRUNE_BATCHES = 20
+FIRST_LANE = 0
 
 
 class Lease:
@@ -37,8 +39,20 @@ class Lease:
 class Chores:
     """Runs beside the pump as long as lanes are held."""
 
-    def __init__(self, store: Store, pump: Pump, lease: Lease, retention: Retention, hooks: Hooks) -> None:
+    def __init__(
+        self,
+        store: Store,
+        pump: Pump,
+        lease: Lease,
+        retention: Retention,
+        hooks: Hooks,
+        canary: Canary | None = None,
+    ) -> None:
         self._store, self._pump, self._lease, self._retention, self._hooks = store, pump, lease, retention, hooks
+        self._canary, self._has_first_lane = (
+            canary,
+            False,
+        )  # of all relays, the one with the first lane sends the canary
 
     async def run(self) -> None:
         """Do the chores until cancelled. Raises LaneLost if another relay has taken a lane."""
@@ -46,6 +60,7 @@ class Chores:
         # The first renewal comes soon: only it tells whether others are at work.
         soon = min(self._lease.lasts / 3, LOOK_EVERY.total_seconds())
         renew_at, prune_at = now() + soon, now() + PRUNE_FIRST.total_seconds()
+        canary_at = now()
         told = self._pump.trouble
         while True:
             await asyncio.sleep(min(STEP.total_seconds(), self._lease.lasts / 10))
@@ -58,6 +73,10 @@ class Chores:
                 if now() >= prune_at:
                     prune_at = now() + PRUNE_EVERY.total_seconds()
                     await self._prune()
+                if self._canary is not None and self._has_first_lane and now() >= canary_at:
+                    canary_at = now() + self._canary.look_every
+                    if await self._canary.look():
+                        self._pump.ring()
             except StoreUnavailable as error:  # the lease runs on, and out
                 self._hooks.reach(Moment.STORE_AWAY, error=str(error))
 
@@ -70,6 +89,7 @@ class Chores:
         asked_at = asyncio.get_running_loop().time()
         holding = await self._store.renew(self._pump.trouble)
         self._lease.starts(asked_at)
+        self._has_first_lane = FIRST_LANE in holding.lanes
         self._hooks.reach(Moment.LEASE_RENEWED, lanes=len(holding.lanes))
         return holding
 

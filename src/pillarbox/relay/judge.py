@@ -4,6 +4,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
 
 from pillarbox.core.circuit import Circuits
 from pillarbox.core.entry import Entry
@@ -82,11 +84,11 @@ class Judge:
     def verdicts(self, outcomes: Sequence[Outcome]) -> list[tuple[int, Verdict]]:
         """Turn answers into verdicts, and notice when the broker goes and when it is back."""
         self._hooks.reach(Moment.ANSWERED, count=len(outcomes))
+        if not self._circuits.watching and not self.away and not any(map(_error, outcomes)):
+            return list(zip(map(_ticket, outcomes), repeat(PUBLISHED)))  # as they mostly are
         verdicts: list[tuple[int, Verdict]] = [
             (ticket, PUBLISHED if error is None else self._failure(ticket, error)) for ticket, error in outcomes
         ]
-        if not self._circuits.watching and not self.away and all(verdict is PUBLISHED for _, verdict in verdicts):
-            return verdicts  # as they mostly are
         self._note_topics(verdicts)
         silence = (self._silence(ticket, verdict) for ticket, verdict in verdicts)
         away = next((error for error in silence if error is not None), None)
@@ -96,6 +98,7 @@ class Judge:
         elif self.away and answers:
             self._hooks.reach(Moment.BROKER_BACK, away=self._clock.now() - self.away.since)
             self._patience.busy()
+            self._circuits.hurry(_now())
             self.away, self._resume_at = None, 0.0
         return verdicts
 
@@ -116,14 +119,15 @@ class Judge:
             if self._circuits.published(topic, count):
                 self._hooks.reach(Moment.TOPIC_BACK, topic=topic)
         now = _now()
-        waits = self._one_waits_for_its_try(now)
+        silent = {topic for _, topic, verdict in topics if isinstance(verdict, Untouched)}
+        waits = self._one_waits_for_its_try(now) or (silent and not went and self._nobody_else_is_asked(silent))
         for ticket, topic, verdict in topics:
             if isinstance(verdict, Published):
                 continue
             was_well, answered = not self._circuits, not isinstance(verdict, Untouched)
             if answered and self._circuits.tries(topic):
                 self.refused[topic] = ticket
-            in_the_way = waits and not answered
+            in_the_way = bool(waits) and not answered
             if self._circuits.failed(topic, verdict.error, now, answered=answered, in_the_way=in_the_way):
                 self._trouble_since = self._clock.now() if was_well else self._trouble_since
                 self._hooks.reach(Moment.TOPIC_AWAY, topic=topic, error=verdict.error)
@@ -135,6 +139,13 @@ class Judge:
         if not self._circuits:
             return False
         return not self._circuits.held(now).issuperset(entry.topic for entry in self._window.called_back())
+
+    def _nobody_else_is_asked(self, silent: set[str]) -> bool:
+        """What is silent fills the window; others in it went, and what else there is of them cannot enter."""
+        if self._window.room >= max(1, self._rules.batch // 8):
+            return False
+        published, others = self._window.waiting()
+        return {entry.topic for entry in others} <= silent and not {entry.topic for entry in published} <= silent
 
     def _failure(self, ticket: int, error: PublishError) -> Verdict:
         entry = self._window.item(ticket)
@@ -148,6 +159,9 @@ class Judge:
             self._hooks.reach(Moment.BROKER_AWAY, error=error)
         self.away = Away(self.away.since if self.away else self._clock.now(), error)
         self._resume_at = _now() + self._patience.quiet()
+
+
+_ticket, _error = itemgetter(0), itemgetter(1)  # of an outcome
 
 
 def _now() -> float:

@@ -7,7 +7,7 @@ has something. Nothing is settled before its answer, and nothing is sent once th
 import asyncio
 from collections.abc import Callable, Sequence
 
-from pillarbox.core.convoy import ConvoyWindow
+from pillarbox.core.convoy import Arrived, ConvoyWindow
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import Dead, Published, RetryAt, Verdict, words_of
 from pillarbox.core.window import Settlement, Window
@@ -17,6 +17,8 @@ from pillarbox.relay.encoding import Encoding
 from pillarbox.relay.judge import Judge, Rules
 from pillarbox.relay.reading import ReadAhead
 from pillarbox.telemetry.hooks import Hooks, Moment
+
+Settlements = Sequence[Settlement[Entry]]
 
 
 class Pump:
@@ -49,7 +51,9 @@ class Pump:
             self._send()
             await self._news()
             verdicts = self._verdicts()
-            await self._settle(back + self._hold() + window.settle(verdicts, source.blocked))
+            back += self._hold()
+            settled = window.settle(verdicts, source.blocked)
+            await self._settle([*back, *settled] if back else settled)
             if once and self._judge.away:
                 raise BrokerUnavailable(
                     f"the broker is away: {self._judge.away.error}; nothing is lost, run again later"
@@ -168,10 +172,13 @@ class Pump:
             verdicts += self._judge.verdicts(answering.result())
         return verdicts
 
-    async def _settle(self, settlements: list[Settlement[Entry]]) -> None:
-        """Record what is settled; while the store is away nothing is sent, and nothing is forgotten."""
+    async def _settle(self, settlements: Settlements) -> None:
+        """Record what is settled; while the store is away nothing more is sent, and nothing is forgotten. A convoy that
+        has arrived blocks nobody, so the next one need not wait until that is recorded."""
         if not settlements:
             return
+        if isinstance(settlements, Arrived):
+            self._send()
         self._settling = True
         try:
             await self._record(settlements)
@@ -180,7 +187,7 @@ class Pump:
         self._hooks.reach(Moment.SETTLED, count=len(settlements))
         self._count(settlements)
 
-    async def _record(self, settlements: list[Settlement[Entry]]) -> None:
+    async def _record(self, settlements: Settlements) -> None:
         patience = self._rules.patience()
         while True:
             try:
@@ -191,13 +198,14 @@ class Pump:
                 await asyncio.sleep(patience.quiet())
                 self._fence()
 
-    def _count(self, settlements: list[Settlement[Entry]]) -> None:
-        published = sum(verdict.__class__ is Published for _, verdict in settlements)
-        self.published += published
-        if published == len(settlements):
+    def _count(self, settlements: Settlements) -> None:
+        if isinstance(settlements, Arrived):
+            self.published += len(settlements)
             return
         for entry, verdict in settlements:
-            if isinstance(verdict, RetryAt):
+            if verdict.__class__ is Published:
+                self.published += 1
+            elif isinstance(verdict, RetryAt):
                 self.failed += 1
                 self._hooks.reach(Moment.EVENT_RETRYING, entry=entry, error=verdict.error, at=verdict.at)
             elif isinstance(verdict, Dead):

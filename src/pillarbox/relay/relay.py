@@ -12,6 +12,7 @@ from pillarbox.core.routing import LANES, Topics
 from pillarbox.daemon import Daemon
 from pillarbox.errors import LaneLost, PillarboxError, StoreUnavailable
 from pillarbox.ports import Clock, Publisher, Retention, Stats, Store
+from pillarbox.relay.canary import Canary
 from pillarbox.relay.chores import Chores, Lease
 from pillarbox.relay.judge import Rules
 from pillarbox.relay.pump import Pump
@@ -71,7 +72,8 @@ class Relay(Daemon):
         store, publisher = self._open_parts()
         lease = Lease(self._settings.relay.lease)
         self._loop = asyncio.get_running_loop()
-        pump = self._pump = Pump(store, publisher, self._rules(), self._clock, self._hooks, lease.check)
+        source, ends = self.pulse.around(store, "entries", "wait", "settle"), self.pulse.around(publisher, "outcomes")
+        pump = self._pump = Pump(source, ends, self._rules(), self._clock, self._hooks, lease.check)
         try:
             await self._open(store, once)
             await self._hold_and_pump(store, pump, lease, once)
@@ -86,8 +88,9 @@ class Relay(Daemon):
         """Connect and check the tables; unless it is for once, a database that is away is waited for."""
         while not self.stopping:
             try:
-                await store.open()
-                await store.check()
+                with self.pulse.waiting():
+                    await store.open()
+                    await store.check()
                 break
             except StoreUnavailable as error:
                 if once:
@@ -125,7 +128,9 @@ class Relay(Daemon):
         while not self.stopping:
             asked_at = loop.time()
             try:
-                if lanes := (await store.take()).lanes:
+                with self.pulse.waiting():
+                    lanes = (await store.take()).lanes
+                if lanes:
                     lease.starts(asked_at)
                     self._hooks.reach(Moment.LANES_TAKEN, lanes=len(lanes))
                     return True
@@ -163,7 +168,8 @@ class Relay(Daemon):
         """Release the lanes, and make the store forget what it gave out: taking them starts from what is stored."""
         while True:
             try:
-                await store.release()
+                with self.pulse.waiting():
+                    await store.release()
                 self._hooks.reach(Moment.LANES_RELEASED)
                 return
             except StoreUnavailable as error:
@@ -177,7 +183,8 @@ class Relay(Daemon):
         settings = self._settings
         retention = Retention(settings.retention.published, settings.retention.archive, settings.retention.inbox)
         pumping = asyncio.create_task(pump.run(once=once), name="pump")
-        chores = asyncio.create_task(Chores(store, pump, lease, retention, self._hooks).run(), name="chores")
+        canary = None if once else self._canary(store)
+        chores = asyncio.create_task(Chores(store, pump, lease, retention, self._hooks, canary).run(), name="chores")
         stopped = asyncio.create_task(self._drained_in_time(pump), name="stop")
         tasks = (pumping, chores, stopped)
         try:
@@ -189,6 +196,12 @@ class Relay(Daemon):
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
                 raise result
+
+    def _canary(self, store: Store) -> Canary | None:
+        health = self._settings.health
+        if health.canary is None:
+            return None
+        return Canary(store, health.canary_topic, health.canary, self._clock, self._hooks)
 
     async def _drained_in_time(self, pump: Pump) -> None:
         """Return when we were asked to stop and the pump had time enough to drain."""

@@ -40,13 +40,14 @@ class Watch(Daemon):
         renew_at, prune_at = now(), now() + PRUNE_FIRST.total_seconds()
         while not self.stopping:
             try:
-                await self._look(store)
-                if now() >= renew_at:
-                    await store.renew(None)
-                    renew_at = now() + lease / 3
-                if now() >= prune_at:
-                    await self._prune(store)
-                    prune_at = now() + PRUNE_EVERY.total_seconds()
+                with self.pulse.waiting():
+                    await self._look(store)
+                    if now() >= renew_at:
+                        await store.renew(None)
+                        renew_at = now() + lease / 3
+                    if now() >= prune_at:
+                        await self._prune(store)
+                        prune_at = now() + PRUNE_EVERY.total_seconds()
                 self._note_away(None)
             except StoreUnavailable as error:
                 self._note_away(error)

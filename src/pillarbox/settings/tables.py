@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Literal
 
 from pillarbox.core.insert import check_identifier
+from pillarbox.core.routing import LONGEST as LONGEST_TOPIC
 from pillarbox.errors import ConfigError
 from pillarbox.settings.brokers import BROKERS
 from pillarbox.settings.durations import write_duration
@@ -127,10 +128,15 @@ class HealthSettings:
     listen: str | None = None
     oldest_pending: timedelta = timedelta(minutes=5)
     canary: timedelta | None = None
+    canary_topic: str = "pillarbox-canary"
 
     def __post_init__(self) -> None:
         _within_bounds("health", self)
         _above_zero("health.oldest_pending", self.oldest_pending)
+        if self.canary is not None:
+            _above_zero("health.canary", self.canary)
+        if not 0 < len(self.canary_topic) <= LONGEST_TOPIC:
+            raise ConfigError(f"health.canary_topic: must be a topic's name, of at most {LONGEST_TOPIC} characters")
         if self.listen is not None:
             split_place(self.listen)
 

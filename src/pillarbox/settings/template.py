@@ -27,7 +27,8 @@ MEANINGS = {
     "inbox.hint": "a Redis (redis://, rediss://) that may save looking copies up in PostgreSQL; it may lose all it has",
     "health.listen": "where daemons serve /livez, /readyz, /startupz and /metrics over HTTP, such as 127.0.0.1:9464",
     "health.oldest_pending": "an event that waits longer is unhealthy",
-    "health.canary": "how often a probe is to travel through the broker; not used yet",
+    "health.canary": "how often a canary goes through outbox, broker and inbox; without one, it is degraded",
+    "health.canary_topic": "the canary's topic; consumers that name it among their topics handle it by themselves",
 }
 _TOPIC = """
 # What holds for one topic; without such a table, the values shown here.

@@ -19,6 +19,7 @@ from pillarbox.sqlalchemy.transaction import (
     failures,
     run,
 )
+from pillarbox.tracing import with_trace
 
 
 class Outbox:
@@ -40,7 +41,7 @@ class Outbox:
         connection = connection_of(transaction)
         place = self._place.on(*database_of(connection))
         with failures(connection.engine):
-            drive(insertion(events, place, on_duplicate), lambda statement: run(connection, statement))
+            drive(insertion(with_trace(events), place, on_duplicate), lambda statement: run(connection, statement))
         if self._after_commit is not None and events:
             self._call_after_commit(transaction)
 

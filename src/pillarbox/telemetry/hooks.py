@@ -48,6 +48,7 @@ class Moment(StrEnum):
     SLOT_WATCHED = "slot watched"
     SLOT_PASSED = "slot passed"  # its reader has confirmed more
     SLOT_DOUBTED = "slot doubted"
+    CANARY_REFUSED = "canary refused"  # the database takes no event of ours
     EVENT_DEAD = "event dead"
     EVENT_RETRYING = "event retrying"
     NUMBER_MISSING = "number missing"
@@ -76,6 +77,7 @@ TOLD = frozenset(
         Moment.SLOT_WATCHED,
         Moment.SLOT_PASSED,
         Moment.SLOT_DOUBTED,
+        Moment.CANARY_REFUSED,
         Moment.EVENT_DEAD,
         Moment.EVENT_RETRYING,
         Moment.NUMBER_MISSING,

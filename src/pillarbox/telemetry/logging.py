@@ -1,18 +1,36 @@
-"""Logging: the noteworthy moments as log lines on the logger `pillarbox`, for people or as JSON, one object a line."""
+"""Logging: the noteworthy moments as log lines on the logger `pillarbox`, for people or as JSON, one object a line.
+
+A line says who writes it and, if it is about an event, which one and at which attempt. It never has what an event
+carries, and no control character: nobody can write a line of ours into an event.
+"""
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import TextIO
+from typing import Literal, NamedTuple, TextIO
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.routing import LANES
 from pillarbox.telemetry.hooks import Facts, Moment
 
 logger = logging.getLogger("pillarbox")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+PAYLOAD = "(payload)"
+SHORTEST = 3
+"""A payload below that is everywhere, and says nothing."""
+
+
+class By(NamedTuple):
+    """Who writes a line: a relay by the name that `status` shows, a consumer by its own."""
+
+    kind: Literal["relay", "consumer"]
+    name: str
 
 
 def _event(facts: Facts) -> str:
@@ -22,6 +40,27 @@ def _event(facts: Facts) -> str:
         return f"{entry.event_type} {entry.event_id}{of} in {entry.topic}"
     where = f" in {facts['topic']}" if "topic" in facts else ""
     return f"{facts.get('type', 'event')} {facts.get('event_id', '')}".rstrip() + where
+
+
+def _error(facts: Facts) -> str:
+    """Give the words of an error, without what the event carries: an endpoint may answer with what it was sent."""
+    entry, error = facts.get("entry"), str(facts.get("error"))
+    if isinstance(entry, Entry) and isinstance(entry.data, str) and len(entry.data) >= SHORTEST:
+        return error.replace(entry.data, PAYLOAD).replace(json.dumps(entry.data)[1:-1], PAYLOAD)
+    return error
+
+
+def _tried(facts: Facts) -> str:
+    attempt = attempt_of(facts)
+    return "" if attempt is None else f" (attempt {attempt})"
+
+
+def attempt_of(facts: Facts) -> int | None:
+    """Give which try this was, from 1 on, if it was one."""
+    entry, attempt = facts.get("entry"), facts.get("attempt")
+    if isinstance(entry, Entry):
+        return entry.attempts + 1
+    return attempt if isinstance(attempt, int) else None
 
 
 def _aggregate(facts: Facts) -> str:
@@ -73,6 +112,7 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
             " before. What the Redis hint knew of it is dropped"
         ),
     ),
+    Moment.CANARY_REFUSED: (logging.WARNING, lambda f: f"the canary cannot be added: {f.get('error')}"),
     Moment.SLOT_WATCHED: (logging.INFO, lambda f: f"watches the replication slot {f.get('slot')}"),
     Moment.SLOT_DOUBTED: (
         logging.ERROR,
@@ -83,9 +123,9 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     ),
     Moment.EVENT_RETRYING: (
         logging.WARNING,
-        lambda f: f"{_event(f)} failed and is tried again{_due(f)}: {f.get('error')}",
+        lambda f: f"{_event(f)} failed{_tried(f)} and is tried again{_due(f)}: {_error(f)}",
     ),
-    Moment.EVENT_DEAD: (logging.ERROR, lambda f: f"{_event(f)} is dead: {f.get('error')}"),
+    Moment.EVENT_DEAD: (logging.ERROR, lambda f: f"{_event(f)} is dead{_tried(f)}: {_error(f)}"),
     Moment.NUMBER_MISSING: (
         logging.ERROR,
         lambda f: (
@@ -104,7 +144,8 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.HANDLER_RETURNED: (
         logging.WARNING,
         lambda f: (
-            f"{f.get('handler')} returned {f.get('value')}, which nobody uses; raise Reject or RetryLater to refuse"
+            f"{f.get('handler')} returned a value of type {f.get('value')}, which nobody uses; raise Reject or"
+            " RetryLater to refuse"
         ),
     ),
     Moment.TYPE_PASSED_OVER: (
@@ -122,17 +163,17 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
 
 
 class LogMoments:
-    """A listener that logs what is noteworthy; a database that stays away is mentioned once."""
+    """A listener that logs what is noteworthy; a database that stays away is mentioned once. `by` is who speaks."""
 
-    def __init__(self, to: logging.Logger = logger) -> None:
-        self._logger, self._store_away = to, False
+    def __init__(self, to: logging.Logger = logger, by: By | None = None) -> None:
+        self._logger, self._by, self._store_away = to, by, False
 
     def __call__(self, moment: Moment, facts: Facts) -> None:
         if moment not in _SENTENCES or self._said(moment):
             return
         level, sentence = _SENTENCES[moment]
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, sentence(facts), extra={"moment": moment.value, "facts": facts})
+            self._logger.log(level, sentence(facts), extra={"moment": moment.value, "facts": facts, "by": self._by})
 
     def _said(self, moment: Moment) -> bool:
         was_away = self._store_away
@@ -145,15 +186,23 @@ class LogMoments:
 
 
 class PlainLines(logging.Formatter):
-    """`12:00:05 WARNING the broker is away; nothing is lost: …`"""
+    """`12:00:05 web-4711-9f3c2a1b WARNING the broker is away; nothing is lost: …`"""
 
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+    def __init__(self, by: By | None = None) -> None:
+        name = "" if by is None else f" {_escaped(by.name).replace('%', '%%')}"
+        super().__init__(f"%(asctime)s{name} %(levelname)s %(message)s", "%H:%M:%S")
         self.converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _escaped(super().format(record))
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: at, level, moment, text, and the moment's facts."""
+    """One JSON object a line, always with the same keys: who, which event at which attempt, and the moment's facts."""
+
+    def __init__(self, by: By | None = None) -> None:
+        super().__init__()
+        self._by = by
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -162,10 +211,30 @@ class JsonLines(logging.Formatter):
             "moment": getattr(record, "moment", None),
             "text": record.getMessage(),
         }
-        facts = {name: _plain(value) for name, value in getattr(record, "facts", {}).items()}
+        told: Facts = getattr(record, "facts", {})
+        line |= _who(getattr(record, "by", None) or self._by) | _which(told)
+        facts = {name: _error(told) if name == "error" else _plain(value) for name, value in told.items()}
         if record.exc_info:
             facts["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line | {"facts": facts}, ensure_ascii=False)
+        text = json.dumps(line | {"facts": facts}, ensure_ascii=False)
+        return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _who(by: By | None) -> dict[str, object]:
+    return {kind: by.name if by is not None and by.kind == kind else None for kind in ("relay", "consumer")}
+
+
+def _which(facts: Facts) -> dict[str, object]:
+    entry = facts.get("entry")
+    if isinstance(entry, Entry):
+        id, topic = entry.event_id, entry.topic
+    else:
+        id, topic = (facts.get(name) for name in ("event_id", "topic"))  # type: ignore[assignment]
+    return {"event_id": id, "topic": topic, "attempt": attempt_of(facts)}
 
 
 def _plain(value: object) -> object:
@@ -184,10 +253,12 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def log_to(stream: TextIO | None = None, *, as_json: bool = False, level: int = logging.INFO) -> None:
+def log_to(
+    stream: TextIO | None = None, *, as_json: bool = False, level: int = logging.INFO, by: By | None = None
+) -> None:
     """Send the log lines to a stream (stderr by default); an application decides for itself where they go."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if as_json else PlainLines())
+    handler.setFormatter(JsonLines(by) if as_json else PlainLines(by))
     logger.handlers = [handler]
     logger.setLevel(level)
     logger.propagate = False

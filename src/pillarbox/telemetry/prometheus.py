@@ -11,6 +11,7 @@ from datetime import datetime
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
+from pillarbox.core.canary import CANARY
 from pillarbox.core.entry import Entry
 from pillarbox.core.message import Message
 from pillarbox.core.retry import Published
@@ -92,8 +93,10 @@ class RelayMetrics(_Page):
         self._lanes = self._gauge("pillarbox_lanes_held", "Lanes that this relay holds, of 64.")
         self._up = self._gauge("pillarbox_relay_up", "1 while this relay runs, 0 while it drains.")
         self._loop = self._gauge(
-            "pillarbox_relay_last_loop_timestamp_seconds", "When this relay last had an answer from its database."
+            "pillarbox_relay_last_loop_timestamp_seconds",
+            "When this relay last had an answer from its database; before the first one, when it was made.",
         )
+        self._looped()
         self._latency = _Latency()
         self._seen = _Seen()
         self.registry.register(self._latency)
@@ -153,6 +156,9 @@ class ConsumerMetrics(_Page):
             registry=self.registry,
             buckets=LATENCY,
         )
+        self._canary_at = self._gauge(
+            "pillarbox_canary_received_timestamp_seconds", "When this consumer last handled a canary; 0: not yet."
+        )
         self._running: dict[object, float] = {}
         self._results = _Results(receptions)
         self.registry.register(self._results)
@@ -167,6 +173,9 @@ class ConsumerMetrics(_Page):
                 since = self._running.pop(facts["event_id"], None)
                 if since is not None:
                     self._duration.observe(time.monotonic() - since)
+            case Moment.COMMITTED:
+                if facts.get("type") == CANARY:
+                    self._canary_at.set_to_current_time()
             case Moment.EVENT_RETRYING | Moment.EVENT_DEAD:
                 self._running.pop(facts.get("event_id"), None)
                 self._results.failed["dead" if moment is Moment.EVENT_DEAD else "retried"] += 1
@@ -236,6 +245,9 @@ class _Seen(Collector):
         for table, size in stats.table_bytes.items():
             sizes.add_metric([table], size)
         yield sizes
+        if stats.canary is not None:
+            age = max((now - stats.canary.added_at).total_seconds(), 0.0)
+            yield GaugeMetricFamily("pillarbox_canary_age_seconds", "How long ago the newest canary was sent.", age)
         if stats.slot is not None:
             help = "WAL kept for the slot whose reader carries the events."
             yield GaugeMetricFamily("pillarbox_slot_retained_bytes", help, stats.slot.kept)

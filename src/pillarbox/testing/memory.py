@@ -20,7 +20,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.insert import EPOCH, OnDuplicate, Place, Rows, Statement, full_row, insertion
 from pillarbox.core.routing import LANES, Line, lane_of
 from pillarbox.errors import NoTransaction
-from pillarbox.ports import Away, Clock, Deed, Pause
+from pillarbox.ports import Away, Clock, Deed, Pause, Replay
 from pillarbox.testing.clock import ManualClock
 
 
@@ -100,6 +100,15 @@ class Member:
 
 
 @dataclass(slots=True)
+class Replaying:
+    """A replay's row: how far it is, when the next one is due, and which line of the audit counts."""
+
+    replay: Replay
+    due_at: datetime
+    deed: int
+
+
+@dataclass(slots=True)
 class Lane:
     """A lane's row: who holds it, under which epoch."""
 
@@ -122,6 +131,8 @@ class MemoryDatabase:
         self.archive: list[Row] = []
         self.pruned: set[int] = set()
         self.audit: list[Deed] = []
+        self.replays: dict[str, Replaying] = {}
+        self.canary: tuple[str, datetime] | None = None
         self._keys: dict[str, str] = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._next_xid = 1

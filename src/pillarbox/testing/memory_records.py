@@ -1,35 +1,43 @@
 """The memory store whole: what `memory.py` reads and settles, plus what an operator sees and does."""
 
-import getpass
 import json
-import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from pillarbox.core.entry import Entry
+from pillarbox.core.event import Event
 from pillarbox.core.insert import EPOCH
 from pillarbox.core.routing import Line
 from pillarbox.errors import ConfigError, StoreError
 from pillarbox.ports import (
     LATELY,
+    NEWEST,
+    CanarySeen,
     DeadGroup,
     Deed,
     Pause,
     Query,
     Record,
     RelaySeen,
+    Replay,
     Retention,
     SchemaStatus,
     Stats,
     Status,
 )
-from pillarbox.testing.memory import Parked, Row
+from pillarbox.stores.audit import user
+from pillarbox.testing.memory import MemoryOutbox, Parked, Replaying, Row
 from pillarbox.testing.memory_source import MemorySource
 
 COUNTED = 10_000
 PARKED: tuple[Status, ...] = ("retrying", "blocked", "delayed", "dead")
 BATCH = 5_000
+REPLAYED = 3
+"""So few go in one batch of a replay: rules meet the next one soon."""
+MANY = 1_000_000_000
 
 
 class MemoryStore(MemorySource):
@@ -47,6 +55,12 @@ class MemoryStore(MemorySource):
 
     async def close(self) -> None:
         """There is nothing to disconnect."""
+
+    async def add_canary(self, event: Event[Any]) -> None:
+        transaction = self.database.begin()
+        MemoryOutbox().add(transaction, event)
+        transaction.commit()
+        self.database.canary = str(event.id), self.database.clock.now()
 
     async def status(self) -> SchemaStatus:
         return SchemaStatus(1, 1)
@@ -66,9 +80,12 @@ class MemoryStore(MemorySource):
     async def stats(self) -> Stats:
         pending = [row for row in self.database.rows if self._status(row)[0] == "pending"]
         counted = pending[:COUNTED]
-        by_topic: dict[str, int] = {}
+        by_topic, oldest = Counter(row.entry.topic for row in counted), dict[str, datetime]()
         for row in counted:
-            by_topic[row.entry.topic] = by_topic.get(row.entry.topic, 0) + 1
+            at = row.entry.created_at
+            oldest[row.entry.topic] = min(oldest.get(row.entry.topic, at), at)
+        newest = self.database.rows[-NEWEST:]
+        added = [row.entry for row in newest if row.entry.created_at > self.database.clock.now() - LATELY]
         return Stats(
             pending=len(counted),
             pending_exact=len(pending) <= COUNTED,
@@ -81,14 +98,25 @@ class MemoryStore(MemorySource):
             heads=[self._record(row) for row in self._rows(self._heads())][:20],
             pauses=sorted(self.database.pauses.values(), key=lambda pause: pause.topic),
             relays=list(self._relays()),
-            pending_by_topic=by_topic,
+            pending_by_topic=dict(by_topic),
+            oldest_by_topic=oldest,
+            added_by_topic=dict(Counter(entry.topic for entry in added)),
+            added_since=min(entry.created_at for entry in added) if len(added) == NEWEST else None,
             pending_about=len(pending) if len(pending) > COUNTED else None,
             parked_by_topic=self._parked_by_topic(),
             blocked_lines=len({row.line for row in self.database.parked if row.active and row.line is not None}),
             published_lately=sum(
                 tick.published for tick in self.database.ticks if tick.at > self.database.clock.now() - LATELY
             ),
+            canary=await self._canary(),
         )
+
+    async def _canary(self) -> CanarySeen | None:
+        if self.database.canary is None:
+            return None
+        id, at = self.database.canary
+        found = await self.find(Query(ids=(id,)))
+        return CanarySeen(id, at, found[0].status, found[0].last_error) if found else CanarySeen(id, at, "published")
 
     def _parked_by_topic(self) -> dict[str, dict[Status, int]]:
         counts: dict[str, dict[Status, int]] = {}
@@ -157,23 +185,80 @@ class MemoryStore(MemorySource):
             row.state, row.settled_at = "dropped", self.database.clock.now()
         return self._audit("drop", len(rows))
 
-    async def replay(
-        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
-    ) -> int:
-        records = await self.find(query)
-        wanted = {record.position for record in records if record.status == "published"}
-        now = due = self.database.clock.now()
-        for row in sorted(self.database.rows + self.database.archive, key=lambda row: row.entry.position):
-            if row.entry.position in wanted:
-                number, entry = len(self.database.parked) + 1, self._as_published(row)
-                entry = entry._replace(topic=to or entry.topic)
-                copy = Parked(number, entry, row.lane, "delayed", None, due, 0, None, None, again or "", now)
-                self.database.parked.append(copy)
-                due += timedelta(seconds=1 / rate if rate else 0)
-        return self._audit("replay", len(wanted))
+    async def begin_replay(
+        self, id: str, query: Query, *, again: bool = False, to: str | None = None, rate: float | None = None
+    ) -> Replay:
+        now, positions = self.database.clock.now(), [row.entry.position for row in self._everything()]
+        first = max(min(positions, default=1) - 1, query.after or 0)
+        upto = max(positions, default=0) if query.upto is None else min(max(positions, default=0), query.upto)
+        replay = Replay(id, now, user(), query, again, to, rate, first, first, upto, 0)
+        self.database.replays[id] = Replaying(replay, now, self._begin_deed(f"replay {id}"))
+        return replay
 
-    async def prune(self, retention: Retention) -> int:
-        return self._prune_log(retention) or self._prune_archive(retention)
+    async def replay(self, id: str) -> Replay | None:
+        if (row := self.database.replays.get(id)) is None:
+            return None
+        replay = row.replay
+        if replay.finished_at is None:
+            limit = min(REPLAYED, replay.query.limit - replay.events)
+            records = await self.find(
+                replace(replay.query, after=replay.place, upto=replay.upto, newest_first=False, limit=MANY)
+            )
+            wanted = [record.position for record in records if record.status == "published"][:limit]
+            self._copy(row, wanted)
+            full = len(wanted) == REPLAYED and replay.events + len(wanted) < replay.query.limit
+            place = wanted[-1] if full else replay.upto
+            row.replay = replace(
+                replay,
+                place=place,
+                events=replay.events + len(wanted),
+                finished_at=None if full else self.database.clock.now(),
+            )
+        return row.replay
+
+    def _copy(self, row: Replaying, positions: Sequence[int]) -> None:
+        """Park copies of published entries, in one turn with counting them."""
+        replay, now = row.replay, self.database.clock.now()
+        row.due_at = max(row.due_at, now)
+        entries = {one.entry.position: one for one in self._everything()}
+        for position in positions:
+            number, one = len(self.database.parked) + 1, entries[position]
+            entry = self._as_published(one)
+            entry = entry._replace(topic=replay.to or entry.topic)
+            carried = replay.id if replay.again else ""
+            copy = Parked(number, entry, one.lane, "delayed", None, row.due_at, 0, None, None, carried, now)
+            self.database.parked.append(copy)
+            row.due_at += timedelta(seconds=1 / replay.rate if replay.rate else 0)
+        self._count_deed(row.deed, len(positions))
+
+    async def find_replay(self, id: str) -> Replay | None:
+        row = self.database.replays.get(id)
+        return row.replay if row else None
+
+    async def resume_replay(self, id: str) -> None:
+        row = self.database.replays.get(id)
+        if row is not None and row.replay.finished_at is None:
+            row.deed = self._begin_deed(f"replay resume={id}")
+
+    async def write_down(self, what: str) -> int:
+        return self._begin_deed(what)
+
+    def _begin_deed(self, what: str) -> int:
+        self._audit(what, 0)
+        return len(self.database.audit) - 1
+
+    def _count_deed(self, deed: int, count: int) -> None:
+        line = self.database.audit[deed]
+        self.database.audit[deed] = replace(line, count=line.count + count)
+
+    def _everything(self) -> Sequence[Row]:
+        return self.database.rows + self.database.archive
+
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        count = self._prune_log(retention) or self._prune_archive(retention)
+        if deed is not None:
+            self._count_deed(deed, count)
+        return count
 
     def _prune_log(self, retention: Retention) -> int:
         if retention.published is None:
@@ -215,7 +300,7 @@ class MemoryStore(MemorySource):
         return [deed for deed in newest_first if since is None or deed.at >= since][:limit]
 
     def _audit(self, what: str, count: int, who: str | None = None) -> int:
-        self.database.audit.append(Deed(self.database.clock.now(), who or _user(), what, count))
+        self.database.audit.append(Deed(self.database.clock.now(), who or user(), what, count))
         return count
 
     def _parked_by(self, query: Query, states: Sequence[str]) -> list[Parked]:
@@ -316,11 +401,5 @@ def _matches(query: Query, record: Record) -> bool:
         and (query.until is None or record.created_at < query.until)
         and (query.error is None or query.error in (record.last_error or ""))
         and (query.after is None or record.position > query.after)
+        and (query.upto is None or record.position <= query.upto)
     )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid {os.getuid()}"

@@ -46,7 +46,9 @@ def _groups(facts: Facts) -> Iterator[Checks]:
     if facts.stats is not None:
         yield tables.RELAYS
     if facts.kept is not None or facts.broker is not None or facts.away is not None:
-        yield broker.CHECKS
+        yield broker.BROKER
+    if facts.kept is not None or facts.broker is not None:
+        yield broker.TOPICS
     match facts.broker:
         case RedisFacts():
             yield redis.CHECKS

@@ -23,4 +23,5 @@ def _topics(facts: Facts) -> Iterator[Trouble]:
             yield Trouble("note", f"the broker has no topic {topic}, so nothing is known of it; is its name right?")
 
 
-CHECKS: Checks = {"broker": _away, "topics": _topics}
+BROKER: Checks = {"broker": _away}
+TOPICS: Checks = {"topics": _topics}

@@ -7,9 +7,12 @@ subscriber.py   the far end: waiting, and handing to the worker thread
 member.py       one member of a consumer group: its share of the partitions, its positions
 """
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
+from pillarbox.brokers.sqlite.file import look
 from pillarbox.brokers.sqlite.publisher import SqlitePublisher
 from pillarbox.brokers.sqlite.retention import KEPT
 from pillarbox.brokers.sqlite.subscriber import SqliteSubscriber
@@ -30,7 +33,10 @@ def open_subscriber(given: Given) -> Subscribers:
 
 
 def open_keeping(given: Given) -> Keeping:
+    path = Path(file_of("broker", given.url))
+
     async def keeping(topics: Sequence[str]) -> Sequence[Kept]:
+        await asyncio.to_thread(look, path)
         return [Kept(topic, KEPT, "the embedded broker") for topic in topics]
 
     return keeping

@@ -1,11 +1,13 @@
 """The broker's file: its tables, how it is opened, and what its errors mean."""
 
+import os
 import re
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from pillarbox.errors import BrokerUnavailable, ConfigError, SchemaMismatch
 
@@ -99,8 +101,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 def connect(path: Path, *, durable: bool, timeout: float) -> sqlite3.Connection:
     """Open the file and make its tables if it is new; use inside `broker_errors`."""
-    if not path.parent.is_dir():
-        raise ConfigError(f"broker: the directory {path.parent} does not exist; create it, or name another file")
+    _check_place(path)
     connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
     try:
         _prepare(connection, path, time.monotonic() + timeout)
@@ -118,6 +119,27 @@ def check(path: Path) -> None:
             connect(path, durable=False, timeout=1.0).close()
     except BrokerUnavailable:
         pass  # whether it works is seen when it is used
+
+
+def look(path: Path) -> None:
+    """Raise BrokerUnavailable if the file cannot be used, or could not be made; make and change nothing."""
+    try:
+        with broker_errors(path):
+            _check_place(path)
+            if path.exists():
+                # not rwc: one that goes away meanwhile is not made anew
+                with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=rw", uri=True, timeout=1.0)) as connection:
+                    _has_tables(connection, path)
+    except (ConfigError, SchemaMismatch) as error:
+        raise BrokerUnavailable(str(error).removeprefix("broker: ")) from error
+    for place in (path.parent, path) if path.exists() else (path.parent,):
+        if not os.access(place, os.W_OK):
+            raise BrokerUnavailable(f"{place} cannot be written to by this user; allow it, or name another file")
+
+
+def _check_place(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise ConfigError(f"broker: the directory {path.parent} does not exist; create it, or name another file")
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, deadline: float) -> None:

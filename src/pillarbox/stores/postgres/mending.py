@@ -1,23 +1,20 @@
-"""What an operator does: retry, drop, replay, pause, resume. Each is one statement and leaves a line in the audit."""
+"""What an operator does: retry, edit, drop, pause, resume. Each is one statement and leaves a line in the audit."""
 
 from collections.abc import Sequence
 from datetime import datetime
 
 from pillarbox.ports import Deed, Pause, Query, Status
-from pillarbox.stores.audit import describe, describe_replay, user
+from pillarbox.stores.audit import describe, user
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.records import Finder
 
-_EVENT = (
-    "event_id, aggregate_type, aggregate_id, event_type, topic, payload, body, content_type, headers, idempotency_key,"
-    " number, available_at, occurred_at, created_at"
-)
-# What was parked may have been edited there.
-_AS_PUBLISHED = _EVENT.replace(
-    "payload, body",
-    "CASE WHEN parked_id IS NULL THEN payload ELSE edited END,"
-    " CASE WHEN parked_id IS NULL THEN body ELSE edited_body END",
-).replace("topic", "coalesce(%s, topic)")
+
+def told(place: str) -> str:
+    """Write the part of a statement that lets relays look into the parking lot: they do when this number changed."""
+    return (
+        f"told AS (INSERT INTO {place}meta AS m (name, value) VALUES ('mended', '1')"
+        " ON CONFLICT (name) DO UPDATE SET value = (m.value::bigint + 1)::text)"
+    )
 
 
 class Mending:
@@ -25,11 +22,7 @@ class Mending:
 
     def __init__(self, place: str, finder: Finder) -> None:
         self._p, self._finder = place, finder
-        # Relays look into the parking lot when this number has changed.
-        self._told = (
-            f"told AS (INSERT INTO {place}meta AS m (name, value) VALUES ('mended', '1')"
-            " ON CONFLICT (name) DO UPDATE SET value = (m.value::bigint + 1)::text)"
-        )
+        self._told = told(place)
 
     async def retry(self, connection: Connection, query: Query) -> int:
         """Make dead and waiting events due now, with all their tries."""
@@ -72,40 +65,6 @@ class Mending:
             f" WHERE k.id = chosen.parked AND k.state = ANY (%s) RETURNING 1), {self._told}"
             f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM changed RETURNING count",
             [*chosen.parameters, *parameters, states, user(), describe(verb, query)],
-        )
-        return int(count)
-
-    async def replay(
-        self,
-        connection: Connection,
-        query: Query,
-        again: str | None = None,
-        to: str | None = None,
-        rate: float | None = None,
-    ) -> int:
-        """Park copies of published events, due now or one after the other, outside the lines, in log order."""
-        wanted = query.side == "outbox" and (not query.status or "published" in query.status)
-        chosen = self._finder.chosen("id", query, ("published",)) if wanted else None
-        [[count]] = await connection.run(
-            f"WITH chosen AS MATERIALIZED ({chosen.sql if chosen else 'SELECT 0 AS id LIMIT 0'}),"
-            f" copied AS (INSERT INTO {self._p}parked (state, due_at, replay, position, lane, {_EVENT})"
-            f" SELECT 'delayed', {self._p}now()"
-            " + (row_number() OVER (ORDER BY id) - 1)::float8 * make_interval(secs => %s::float8),"
-            f" %s, id, lane, {_AS_PUBLISHED} FROM ("
-            f"SELECT id, lane, {_EVENT} FROM {self._p}archive WHERE id = ANY (ARRAY(SELECT id FROM chosen)) UNION ALL"
-            f" SELECT id, lane, {_EVENT} FROM {self._p}outbox WHERE id = ANY (ARRAY(SELECT id FROM chosen))) them"
-            " LEFT JOIN LATERAL (SELECT id AS parked_id, payload AS edited, body AS edited_body"
-            f" FROM {self._p}parked k WHERE k.position = them.id AND k.replay IS NULL ORDER BY k.id DESC LIMIT 1) k"
-            f" ON true ORDER BY id RETURNING 1), {self._told}"
-            f" INSERT INTO {self._p}audit (who, what, count) SELECT %s, %s, count(*) FROM copied RETURNING count",
-            [
-                *(chosen.parameters if chosen else []),
-                1 / rate if rate else 0.0,
-                again or "",
-                to,
-                user(),
-                describe_replay(query, again, to, rate),
-            ],
         )
         return int(count)
 

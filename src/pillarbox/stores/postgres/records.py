@@ -176,6 +176,7 @@ def _narrow(query: Query, time: str, ids: str | None = None, place: str = "id") 
         (f"{time} < %s", query.until),
         ("strpos(last_error, %s) > 0", query.error),
         (f"{place} > %s", query.after),
+        (f"{place} <= %s", query.upto),
     ):
         if condition is not None and value is not None:
             yield Where(condition, [value])

@@ -14,11 +14,15 @@ class Pruner:
     def __init__(self, place: str) -> None:
         self._p = place
 
-    async def prune(self, connection: Connection, retention: Retention) -> int:
+    async def prune(self, connection: Connection, retention: Retention, deed: int | None = None) -> int:
         """Delete a batch of everything that is old enough; give how many rows went."""
         sql = f"SELECT pruned, unfinished FROM {self._p}prune(%s, %s, %s, %s, %s)"
-        kept = [retention.published, retention.archive, retention.inbox]
+        kept = [retention.published, retention.archive, retention.inbox, BATCH, WALK]
+        if deed is not None:
+            counted = f"UPDATE {self._p}audit SET count = count + pruned FROM done WHERE n = %s"
+            sql = f"WITH done AS MATERIALIZED ({sql}), counted AS ({counted}) SELECT * FROM done"
+            kept.append(deed)
         while True:
-            [[pruned, unfinished]] = await connection.run(sql, [*kept, BATCH, WALK])
+            [[pruned, unfinished]] = await connection.run(sql, kept)
             if pruned or not unfinished:
                 return int(pruned)

@@ -35,8 +35,10 @@ GRANT SELECT ON {p}numbers TO {prefix}relay;
 GRANT SELECT, INSERT, UPDATE ON {p}meta TO {prefix}relay;
 GRANT SELECT, UPDATE ON {p}lanes TO {prefix}relay;
 GRANT SELECT, INSERT, DELETE ON {p}ticks, {p}audit TO {prefix}relay;
+GRANT UPDATE (count) ON {p}audit TO {prefix}relay;   -- a line counts on while batches are done
 GRANT UPDATE (published, failed) ON {p}ticks TO {prefix}relay;   -- retention sums up what it thins out
-GRANT SELECT, INSERT, UPDATE, DELETE ON {p}relays, {p}parked, {p}pauses, {p}archive, {p}slot, {p}notes TO {prefix}relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON {p}relays, {p}parked, {p}pauses, {p}archive, {p}slot, {p}notes,
+    {p}replays TO {prefix}relay;
 GRANT SELECT, UPDATE, DELETE ON {p}inbox, {p}inbox_numbers, {p}inbox_parked TO {prefix}relay;
 
 GRANT SELECT (
@@ -53,8 +55,8 @@ GRANT SELECT (
 GRANT SELECT (
     id, consumer, event_id, state, line, due_at, attempts, last_error, parked_at, settled_at, topic, key,
     aggregate_type, aggregate_id, event_type) ON {p}inbox_parked TO {prefix}viewer;
-GRANT SELECT ON {p}ticks, {p}lanes, {p}relays, {p}pauses, {p}audit, {p}meta, {p}inbox, {p}inbox_numbers, {p}slot, {p}notes
-    TO {prefix}viewer;
+GRANT SELECT ON {p}ticks, {p}lanes, {p}relays, {p}pauses, {p}audit, {p}meta, {p}inbox, {p}inbox_numbers, {p}slot, {p}notes,
+    {p}replays TO {prefix}viewer;
 
 GRANT SELECT ON {p}events, {p}events_brief TO {prefix}relay;
 GRANT SELECT ON {p}events_brief TO {prefix}viewer;

@@ -4,9 +4,11 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 from uuid import UUID, uuid4
 
+from pillarbox.core.convoy import Arrived
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt
 from pillarbox.core.window import Detoured, Settlement
@@ -41,7 +43,8 @@ class Settling:
                 if self._is_due():
                     await self.write(self._ticks(), [], [])
                 return
-            log = self._accept(settlements)
+            accepted = self._accept(settlements)
+            log = self._on_the_route(accepted)
             lot = [settlement for settlement in settlements if settlement.item.parked]
             parked = self._lot.parked(log)
             settled = self._lot.settled(lot)
@@ -55,7 +58,7 @@ class Settling:
                 self._memory.route.send_back(way, detour)
             for way, last, count in _moves(log):
                 way.settle(last, count)
-            self._memory.take_back(settlement.item.position for _, settlement in log)
+            self._memory.take_back(settlement.item.position for _, settlement in accepted)
             self._lot.back(lot)
             await self._careful.landed(self._connection, [settlement.item for settlement in settlements])
             self._memory.same(generation)
@@ -65,18 +68,26 @@ class Settling:
 
     def _all_published(self, settlements: Settlements) -> bool:
         """Move over entries if they are the next ones of one way and all published, as they mostly are."""
-        positions = [entry[0] for entry, verdict in settlements if verdict is PUBLISHED and not entry.parked]
+        if isinstance(settlements, Arrived):
+            positions = list(map(_position, settlements.items))
+        else:
+            positions = [entry[0] for entry, verdict in settlements if verdict is PUBLISHED and not entry.parked]
         count = len(positions)
         ways = set(islice(self._memory.given.values(), count))
         if count != len(settlements) or len(ways) != 1 or positions != list(islice(self._memory.given, count)):
             return False
         [way] = ways
-        if way.careful:
+        if way.careful or way not in self._memory.route.ways:
             return False
         self._memory.published += count
         way.settle(positions[-1], count)
         self._memory.take_back(positions)
         return True
+
+    def _on_the_route(self, accepted: list[tuple[Way, Settlement[Entry]]]) -> list[tuple[Way, Settlement[Entry]]]:
+        """Leave out what was given out on a way that was wound back meanwhile: it comes out again, on another one. A
+        tick for the way that it came would be the newest, beyond the place that the other one begins at."""
+        return [one for one in accepted if one[0] in self._memory.route.ways]
 
     def _sent_back(self, log: Sequence[tuple[Way, Settlement[Entry]]]) -> list[tuple[Way, Way]]:
         """Let a detour begin before the first event of a topic that goes back, on each way."""
@@ -86,7 +97,7 @@ class Settling:
             last, count = passed.get(way, (0, 0))
             key = (way, entry.topic)
             first = isinstance(verdict, Detoured) and entry.topic not in way.around and key not in detours
-            if first and way in self._memory.route.ways:  # not one that was wound back before
+            if first:
                 detours[key] = way.back_to(way.after(last, count), entry.topic)
                 detours[key].waits_for = {id for id, of in self._memory.given.items() if of is way}
             passed[way] = entry.position, count + 1
@@ -180,6 +191,9 @@ class Settling:
                 way.anchors = frozenset((Anchor(numbers[tick["token"]], UUID(tick["token"])),))
         self._memory.published = self._memory.failed = 0
         self._memory.stored_at = now()
+
+
+_position = itemgetter(0)  # of an entry
 
 
 def _moves(log: Sequence[tuple[Way, Settlement[Entry]]]) -> list[tuple[Way, int, int]]:

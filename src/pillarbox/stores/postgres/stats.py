@@ -4,7 +4,8 @@ from datetime import datetime
 from typing import Any
 
 from pillarbox.core.routing import LANES
-from pillarbox.ports import LATELY, Away, FullLot, Pause, RelaySeen, Stats, Status
+from pillarbox.ports import LATELY, NEWEST, Away, FullLot, Pause, RelaySeen, Stats, Status
+from pillarbox.stores.postgres.canary import Canaries
 from pillarbox.stores.postgres.careful import CRASHES
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.parking import IN_LINE, ROOM
@@ -30,17 +31,19 @@ class Overview:
 
     def __init__(self, place: str, finder: Finder) -> None:
         self._p, self._finder, self._slot = place, finder, Slot(place)
+        self._canaries = Canaries(place, finder)
 
     async def stats(self, connection: Connection) -> Stats:
         """Look at the whole."""
         stopped = await self._stopped(connection)
-        pending, exact, oldest, by_topic = await self._pending(connection, copied=stopped == ELSEWHERE)
+        by_topic, exact, oldest = await self._pending(connection, copied=stopped == ELSEWHERE)
+        added, added_since = await self._added(connection)
         inbox_dead, waits, receives, last_published, lately, lines = await self._counts(connection)
         parked = await self._parked(connection)
         return Stats(
-            pending=pending,
+            pending=sum(by_topic.values()),
             pending_exact=exact,
-            oldest_pending_at=oldest,
+            oldest_pending_at=min(oldest.values(), default=None),
             retrying=_total(parked, "retrying"),
             blocked=_total(parked, "blocked"),
             delayed=_total(parked, "delayed"),
@@ -50,6 +53,9 @@ class Overview:
             pauses=await self._pauses(connection),
             relays=await self._relays(connection),
             pending_by_topic=by_topic,
+            oldest_by_topic=oldest,
+            added_by_topic=added,
+            added_since=added_since,
             pending_about=None if exact or stopped else await self._about(connection),
             parked_by_topic=parked,
             blocked_lines=lines,
@@ -62,12 +68,13 @@ class Overview:
             full=await self._full(connection),
             suspect_lanes=await self._suspect_lanes(connection),
             slot=await self._slot.seen(connection),
+            canary=await self._canaries.seen(connection),
         )
 
     async def _pending(
         self, connection: Connection, *, copied: bool
-    ) -> tuple[int, bool, datetime | None, dict[str, int]]:
-        """Count what is beyond the positions, up to COUNTED; whether that is all, the oldest, and how many by topic."""
+    ) -> tuple[dict[str, int], bool, dict[str, datetime]]:
+        """Count what is beyond the positions, by topic, up to COUNTED; whether that is all, and the oldest of each."""
         found = f"SELECT * FROM {self._p}pending(%s, %s)"
         parameters = [COUNTED + 1, WALK]
         if copied:
@@ -84,7 +91,17 @@ class Overview:
         )
         by_topic = {row[0]: row[1] for row in rows if row[0] is not None}
         exact = not any(row[3] > COUNTED or row[4] for row in rows)
-        return sum(by_topic.values()), exact, min((row[2] for row in rows if row[2]), default=None), by_topic
+        return by_topic, exact, {row[0]: row[2] for row in rows if row[0] is not None}
+
+    async def _added(self, connection: Connection) -> tuple[dict[str, int], datetime | None]:
+        """Count what was added lately, by topic, of the newest NEWEST; and when the first was, if all of them were."""
+        rows = await connection.run(
+            f"WITH lately AS MATERIALIZED (SELECT {self._p}now() - interval '{LATELY.total_seconds():.0f} s' AS since),"
+            f" newest AS MATERIALIZED (SELECT topic, created_at FROM {self._p}outbox ORDER BY id DESC LIMIT {NEWEST})"
+            " SELECT topic, count(*), min(created_at) FROM newest, lately WHERE created_at > since GROUP BY topic"
+        )
+        full = sum(row[1] for row in rows) == NEWEST
+        return {row[0]: row[1] for row in rows}, min(row[2] for row in rows) if full else None
 
     @property
     def _copied_up_to(self) -> str:

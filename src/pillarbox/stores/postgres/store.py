@@ -7,8 +7,10 @@ third one listens for the doorbell, where no pooler stands between.
 import asyncio
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from pillarbox.core.entry import Entry
+from pillarbox.core.event import Event
 from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
@@ -23,12 +25,14 @@ from pillarbox.ports import (
     Pause,
     Query,
     Record,
+    Replay,
     Retention,
     SchemaStatus,
     Stats,
     Watched,
 )
 from pillarbox.stores.postgres.adopt import adopt
+from pillarbox.stores.postgres.canary import Canaries
 from pillarbox.stores.postgres.checks import check_server
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.doorbell import Doorbell
@@ -37,6 +41,7 @@ from pillarbox.stores.postgres.lanes import LaneTable
 from pillarbox.stores.postgres.log import Log
 from pillarbox.stores.postgres.mending import Mending
 from pillarbox.stores.postgres.records import Finder
+from pillarbox.stores.postgres.replaying import Replaying
 from pillarbox.stores.postgres.retention import Pruner
 from pillarbox.stores.postgres.schema import Tables
 from pillarbox.stores.postgres.slot import Slot
@@ -80,7 +85,9 @@ class PostgresStore:
         self._slot = Slot(place)
         self._overview = Overview(place, self._finder)
         self._mending = Mending(place, self._finder)
+        self._replaying = Replaying(place, self._finder)
         self._pruner = Pruner(place)
+        self._canaries = Canaries(place, self._finder)
         self._looking = Looking(self._tables, clock)
         self._one_holder = asyncio.Lock()
 
@@ -203,11 +210,24 @@ class PostgresStore:
     async def drop(self, query: Query) -> int:
         return await self._mending.drop(self._chores, query)
 
-    async def replay(
-        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
-    ) -> int:
+    async def begin_replay(
+        self, id: str, query: Query, *, again: bool = False, to: str | None = None, rate: float | None = None
+    ) -> Replay:
         await self._slot.refuse(self._chores, "replay")
-        return await self._mending.replay(self._chores, query, again, to, rate)
+        return await self._replaying.begin(self._chores, id, query, again, to, rate)
+
+    async def replay(self, id: str) -> Replay | None:
+        await self._slot.refuse(self._chores, "replay")
+        return await self._replaying.go_on(self._chores, id)
+
+    async def find_replay(self, id: str) -> Replay | None:
+        return await self._replaying.find(self._chores, id)
+
+    async def resume_replay(self, id: str) -> None:
+        await self._replaying.resume(self._chores, id)
+
+    async def write_down(self, what: str) -> int:
+        return await self._replaying.write_down(self._chores, what)
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         await self._slot.refuse(self._chores, "pause")
@@ -219,8 +239,11 @@ class PostgresStore:
     async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
         return await self._mending.deeds(self._chores, since, limit)
 
-    async def prune(self, retention: Retention) -> int:
-        return await self._pruner.prune(self._chores, retention)
+    async def add_canary(self, event: Event[Any]) -> None:
+        await self._canaries.add(self._chores, event)
+
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        return await self._pruner.prune(self._chores, retention, deed)
 
     async def adopt(self) -> int:
         return await adopt(self._chores, self._place)

@@ -1,4 +1,4 @@
-"""What an operator does: retry, drop, replay, pause, resume. Each is one transaction and leaves a line in the audit."""
+"""What an operator does: retry, edit, drop, pause, resume. Each is one transaction and leaves a line in the audit."""
 
 import json
 import sqlite3
@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from pillarbox.core.insert import microseconds
 from pillarbox.ports import Clock, Deed, Pause, Query, Status
-from pillarbox.stores.audit import describe, describe_replay, user
+from pillarbox.stores.audit import describe, user
 from pillarbox.stores.sqlite.connection import writing
 from pillarbox.stores.sqlite.records import Finder, Found
-from pillarbox.stores.sqlite.rows import STORED, as_published, instant
+from pillarbox.stores.sqlite.rows import instant
 
 PAGE = 1_000
 T = TypeVar("T")
@@ -58,33 +58,6 @@ class Mending:
             count = db.execute(f"{sql} WHERE id IN (SELECT value FROM json_each(?))", (now, ids)).rowcount
             return self._audit(db, describe("drop", query), count)
 
-    def replay(
-        self, db: sqlite3.Connection, query: Query, again: str | None, to: str | None, rate: float | None
-    ) -> int:
-        """Park copies of published events, due now or one after the other, outside the lines, in log order."""
-        now = self._now()
-        with writing(db):
-            positions = self._choose_published(db, query)
-            chosen = " UNION ALL ".join(
-                f"SELECT id, {STORED} FROM {self._p}{table} WHERE id IN (SELECT value FROM json_each(:positions))"
-                for table in ("archive", "outbox")
-            )
-            count = db.execute(
-                f"INSERT INTO {self._p}parked (state, due_at, parked_at, replay, position, {STORED})"
-                " SELECT 'delayed', :now + CAST((row_number() OVER (ORDER BY o.id) - 1) * :gap AS INTEGER),"
-                f" :now, :again, o.id, {as_published('o', 'k', topic='coalesce(:to, o.topic)')} FROM ({chosen}) o"
-                f" LEFT JOIN {self._p}parked k ON k.id ="
-                f" (SELECT max(id) FROM {self._p}parked WHERE position = o.id AND replay IS NULL) ORDER BY o.id",
-                {
-                    "now": now,
-                    "gap": 1_000_000 / rate if rate else 0,
-                    "again": again or "",
-                    "to": to,
-                    "positions": positions,
-                },
-            ).rowcount
-            return self._audit(db, describe_replay(query, again, to, rate), count)
-
     def pause(self, db: sqlite3.Connection, topic: str, who: str, why: str) -> Pause | None:
         """Pause a topic; if it is paused already, change nothing and give that pause."""
         with writing(db):
@@ -118,12 +91,6 @@ class Mending:
         if not status:
             return "[]"
         return json.dumps(self._each(db, replace(query, status=status), lambda found: found.parked_id))
-
-    def _choose_published(self, db: sqlite3.Connection, query: Query) -> str:
-        """Give the positions of the published events that a query means, as a JSON list."""
-        if query.side == "inbox" or (query.status and "published" not in query.status):
-            return "[]"
-        return json.dumps(self._each(db, replace(query, status=("published",)), lambda found: found.record.position))
 
     def _each(self, db: sqlite3.Connection, query: Query, part: Callable[[Found], T]) -> list[T]:
         """Give a part of everything that a query finds."""

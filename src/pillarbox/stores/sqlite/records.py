@@ -199,6 +199,7 @@ def _narrow(query: Query, time: str, place: str = "id") -> tuple[list[str], list
         (f"{time} >= ?", query.since and microseconds(query.since)),
         (f"{time} < ?", query.until and microseconds(query.until)),
         (f"{place} > ?", query.after),
+        (f"{place} <= ?", query.upto),
     ):
         if value is not None:
             where.append(condition)

@@ -21,7 +21,7 @@ class Pruner:
     def __init__(self, prefix: str, clock: Clock) -> None:
         self._p, self._clock = prefix, clock
 
-    def prune(self, db: sqlite3.Connection, retention: Retention) -> int:
+    def prune(self, db: sqlite3.Connection, retention: Retention, deed: int | None = None) -> int:
         """Delete a batch of everything that is old enough; give how many rows went."""
         with writing(db):
             count = self._thin(db, self._ago(FINE))
@@ -37,7 +37,9 @@ class Pruner:
                 count += self._prune_inbox(db, old)
                 settled = "state IN ('handled', 'dropped') AND settled_at <= ?"
                 count += self._delete(db, "inbox_parked", settled, old)
-            return count + self._prune_keys(db, self._ago(KEYS))
+            count += self._prune_keys(db, self._ago(KEYS))
+            db.execute(f"UPDATE {self._p}audit SET count = count + ? WHERE n = ?", (count, deed))
+            return count
 
     def _ago(self, age: timedelta) -> int:
         return microseconds(self._clock.now() - age)

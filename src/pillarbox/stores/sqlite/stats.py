@@ -1,12 +1,14 @@
 """The outbox at a glance. Every count has a bound, and none walks over the settled part of the log."""
 
 import sqlite3
+from collections import Counter
 
 from pillarbox.core.insert import microseconds
 from pillarbox.core.routing import LANES
 from pillarbox.kernel_lock import is_free
-from pillarbox.ports import LATELY, Away, Clock, FullLot, Pause, RelaySeen, Stats, Status
+from pillarbox.ports import LATELY, NEWEST, Away, Clock, FullLot, Pause, RelaySeen, Stats, Status
 from pillarbox.stores.sqlite import parking
+from pillarbox.stores.sqlite.canary import Canaries
 from pillarbox.stores.sqlite.connection import reading
 from pillarbox.stores.sqlite.lanes import lock_file
 from pillarbox.stores.sqlite.positions import Positions, begun_again, detoured_topics, load_positions
@@ -25,12 +27,14 @@ class Overview:
 
     def __init__(self, prefix: str, finder: Finder, path: str, clock: Clock) -> None:
         self._p, self._finder, self._path, self._clock = prefix, finder, path, clock
+        self._canaries = Canaries(prefix, finder, clock)
 
     def stats(self, db: sqlite3.Connection) -> Stats:
         """Look at the whole."""
         with reading(db):
             positions = load_positions(db, self._p)
             by_topic, oldest = self._pending(db, positions)
+            added, added_since = self._added(db)
             pending = sum(by_topic.values())
             parked = self._parked(db)
             published = db.execute(
@@ -39,7 +43,7 @@ class Overview:
             return Stats(
                 pending=min(pending, COUNTED),
                 pending_exact=pending <= COUNTED,
-                oldest_pending_at=maybe_instant(oldest),
+                oldest_pending_at=maybe_instant(min(oldest.values(), default=None)),
                 retrying=_total(parked, "retrying"),
                 blocked=_total(parked, "blocked"),
                 delayed=_total(parked, "delayed"),
@@ -49,6 +53,9 @@ class Overview:
                 pauses=self._pauses(db),
                 relays=self._relays(db),
                 pending_by_topic=by_topic,
+                oldest_by_topic={topic: instant(at) for topic, at in oldest.items()},
+                added_by_topic=added,
+                added_since=maybe_instant(added_since),
                 pending_about=self._about(db, positions) if pending > COUNTED else None,
                 parked_by_topic=parked,
                 blocked_lines=self._blocked_lines(db),
@@ -59,10 +66,11 @@ class Overview:
                 stopped=begun_again(db, self._p, positions.highest),
                 full=self._full(db),
                 receives=self._receives(db),
+                canary=self._canaries.seen(db),
             )
 
-    def _pending(self, db: sqlite3.Connection, positions: Positions) -> tuple[dict[str, int], int | None]:
-        """Count what is beyond the positions, by topic, up to one more than COUNTED; and find the oldest."""
+    def _pending(self, db: sqlite3.Connection, positions: Positions) -> tuple[dict[str, int], dict[str, int]]:
+        """Count what is beyond the positions, by topic, up to one more than COUNTED; and find the oldest of each."""
         rows: list[tuple[int, str, int]] = []
         for topic, position in positions.detours.items():
             rows += db.execute(
@@ -81,9 +89,18 @@ class Overview:
         ]
         rows = sorted(rows)[: COUNTED + 1]
         by_topic: dict[str, int] = {}
-        for _, topic, _ in rows:
+        oldest: dict[str, int] = {}
+        for _, topic, created in rows:
             by_topic[topic] = by_topic.get(topic, 0) + 1
-        return by_topic, min((created for _, _, created in rows), default=None)
+            oldest[topic] = min(oldest.get(topic, created), created)
+        return by_topic, oldest
+
+    def _added(self, db: sqlite3.Connection) -> tuple[dict[str, int], int | None]:
+        """Count what was added lately, by topic, of the newest NEWEST; and when the first was, if all of them were."""
+        since = microseconds(self._clock.now() - LATELY)
+        sql = f"SELECT topic, created_at FROM {self._p}outbox ORDER BY id DESC LIMIT {NEWEST}"
+        rows = [row for row in db.execute(sql) if row[1] > since]
+        return dict(Counter(topic for topic, _ in rows)), min(at for _, at in rows) if len(rows) == NEWEST else None
 
     def _about(self, db: sqlite3.Connection, positions: Positions) -> int | None:
         """Estimate by ids how much lies beyond the main position; what a detour keeps cannot be told by ids."""

@@ -5,21 +5,37 @@ import os
 import sqlite3
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pillarbox.core.entry import Entry
+from pillarbox.core.event import Event
 from pillarbox.core.insert import check_identifier
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Settlement
 from pillarbox.errors import ConfigError, LaneLost, SchemaMismatch, StoreError
 from pillarbox.facts import SqliteFacts
-from pillarbox.ports import Away, Clock, DeadGroup, Deed, Holding, Pause, Query, Record, Retention, SchemaStatus, Stats
+from pillarbox.ports import (
+    Away,
+    Clock,
+    DeadGroup,
+    Deed,
+    Holding,
+    Pause,
+    Query,
+    Record,
+    Replay,
+    Retention,
+    SchemaStatus,
+    Stats,
+)
+from pillarbox.stores.sqlite.canary import Canaries
 from pillarbox.stores.sqlite.connection import Connection
 from pillarbox.stores.sqlite.facts import look
 from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
 from pillarbox.stores.sqlite.log import Log
 from pillarbox.stores.sqlite.mending import Mending
 from pillarbox.stores.sqlite.records import Finder
+from pillarbox.stores.sqlite.replaying import Replaying
 from pillarbox.stores.sqlite.retention import Pruner
 from pillarbox.stores.sqlite.schema import NEEDED, Tables
 from pillarbox.stores.sqlite.stats import Overview
@@ -56,7 +72,9 @@ class SqliteStore:
         self._finder = Finder(prefix)
         self._overview = Overview(prefix, self._finder, file, clock)
         self._mending = Mending(prefix, self._finder, clock)
+        self._replaying = Replaying(prefix, self._finder, clock)
         self._pruner = Pruner(prefix, clock)
+        self._canaries = Canaries(prefix, self._finder, clock)
         self._one_reader = asyncio.Lock()
         self._heard: object = None
         self._taken_in = 0
@@ -179,10 +197,22 @@ class SqliteStore:
     async def drop(self, query: Query) -> int:
         return await self._connection.run(self._mending.drop, query)
 
-    async def replay(
-        self, query: Query, again: str | None = None, to: str | None = None, rate: float | None = None
-    ) -> int:
-        return await self._connection.run(self._mending.replay, query, again, to, rate)
+    async def begin_replay(
+        self, id: str, query: Query, *, again: bool = False, to: str | None = None, rate: float | None = None
+    ) -> Replay:
+        return await self._connection.run(self._replaying.begin, id, query, again, to, rate)
+
+    async def replay(self, id: str) -> Replay | None:
+        return await self._connection.run(self._replaying.go_on, id)
+
+    async def find_replay(self, id: str) -> Replay | None:
+        return await self._connection.run(self._replaying.find, id)
+
+    async def resume_replay(self, id: str) -> None:
+        await self._connection.run(self._replaying.resume, id)
+
+    async def write_down(self, what: str) -> int:
+        return await self._connection.run(self._replaying.write_down, what)
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         return await self._connection.run(self._mending.pause, topic, who, why)
@@ -193,5 +223,8 @@ class SqliteStore:
     async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
         return await self._connection.run(self._mending.deeds, since, limit)
 
-    async def prune(self, retention: Retention) -> int:
-        return await self._connection.run(self._pruner.prune, retention)
+    async def add_canary(self, event: Event[Any]) -> None:
+        await self._connection.run(self._canaries.add, event)
+
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        return await self._connection.run(self._pruner.prune, retention, deed)

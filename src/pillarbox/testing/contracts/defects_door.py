@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 from uuid import UUID
 
@@ -164,6 +165,20 @@ class DropsTheHeaders(Outbox):
         connection.execute("UPDATE pillarbox_outbox SET headers = '{}'")
 
 
+class LosesTheTrace(Outbox):
+    """Works where nothing is current, as a thread of its own would."""
+
+    def add(self, connection: Connection, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
+        Context().run(super().add, connection, *events, on_duplicate=on_duplicate)
+
+
+class ReplacesTheTrace(Outbox):
+    def add(self, connection: Connection, *events: Event[Any], on_duplicate: OnDuplicate = "raise") -> None:
+        for event in events:
+            object.__setattr__(event, "headers", {n: v for n, v in event.headers.items() if n != "traceparent"})
+        super().add(connection, *events, on_duplicate=on_duplicate)
+
+
 class AlwaysTheFirstTime(Inbox):
     def first_time(self, connection: Connection, message_id: str | UUID) -> bool:
         super().first_time(connection, message_id)
@@ -284,6 +299,8 @@ DEFECTS: list[type[Sqlite3DoorBench]] = [
         WritesThePayloadAnew,
         ReadsBytesAsText,
         DropsTheHeaders,
+        LosesTheTrace,
+        ReplacesTheTrace,
     )
 ] + [
     _bench(inbox=inbox)

@@ -6,6 +6,7 @@ mistakes that somebody who writes a store makes in the first draft; the files fo
 
 from pillarbox.testing.contracts import (
     defects_store_blocking,
+    defects_store_canaries,
     defects_store_finding,
     defects_store_lanes,
     defects_store_mending,
@@ -13,6 +14,7 @@ from pillarbox.testing.contracts import (
     defects_store_pauses,
     defects_store_pruning,
     defects_store_reading,
+    defects_store_replaying,
     defects_store_seeing,
 )
 from pillarbox.testing.contracts.store_defect import Broken, StoreDefect
@@ -28,5 +30,7 @@ DEFECTS = [
     *defects_store_seeing.DEFECTS,
     *defects_store_finding.DEFECTS,
     *defects_store_mending.DEFECTS,
+    *defects_store_replaying.DEFECTS,
     *defects_store_pruning.DEFECTS,
+    *defects_store_canaries.DEFECTS,
 ]

@@ -21,14 +21,14 @@ FOR_EVER = timedelta(days=36_500)
     "test_what_is_pending_is_never_deleted",
 )
 class NeverPrunes(MemoryStore):
-    async def prune(self, retention: Retention) -> int:
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
         return 0
 
 
 @breaks("test_what_was_published_long_ago_is_deleted", "test_what_was_published_lately_is_kept")
 class NeverFinishesPruning(MemoryStore):
-    async def prune(self, retention: Retention) -> int:
-        return await super().prune(retention) or 1
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        return await super().prune(retention, deed) or 1
 
 
 @breaks("test_what_was_published_lately_is_kept", "test_the_age_is_that_of_the_publishing_not_of_the_event")
@@ -74,15 +74,15 @@ class PrunesDroppedOnesAtOnce(MemoryStore):
 
 @breaks("test_with_no_retention_it_is_deleted_at_once")
 class TakesNoRetentionForNoLimit(MemoryStore):
-    async def prune(self, retention: Retention) -> int:
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
         published, archive = retention.published or FOR_EVER, retention.archive or FOR_EVER
-        return await super().prune(replace(retention, published=published, archive=archive))
+        return await super().prune(replace(retention, published=published, archive=archive), deed)
 
 
 @breaks("test_without_a_limit_everything_is_kept")
 class TakesNoLimitForNoRetention(MemoryStore):
-    async def prune(self, retention: Retention) -> int:
-        return await super().prune(replace(retention, published=retention.published or timedelta(0)))
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        return await super().prune(replace(retention, published=retention.published or timedelta(0)), deed)
 
 
 @breaks("test_what_is_pending_is_never_deleted", "test_what_a_pause_holds_is_never_deleted")
@@ -103,8 +103,8 @@ class PrunesParkedOnes(MemoryStore):
 class PrunesThePositionsToo(MemoryStore):
     """Deletes the ticks with the log, the newest of each lane among them."""
 
-    async def prune(self, retention: Retention) -> int:
-        count = await super().prune(retention)
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        count = await super().prune(retention, deed)
         if count:
             self.database.positions.clear()
         return count
@@ -114,16 +114,16 @@ class PrunesThePositionsToo(MemoryStore):
 class GivesIdsAgainAfterPruning(ReadsByAPlainCursor):
     """Counts from the highest id that is left, as a table without AUTOINCREMENT does."""
 
-    async def prune(self, retention: Retention) -> int:
-        count = await super().prune(retention)
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        count = await super().prune(retention, deed)
         self.database._next_id = max((row.entry.position for row in self.database.rows), default=0) + 1
         return count
 
 
 @breaks("test_what_is_archived_can_be_found", "test_what_is_archived_can_be_replayed")
 class ArchivesNothing(MemoryStore):
-    async def prune(self, retention: Retention) -> int:
-        return await super().prune(replace(retention, archive=timedelta(0)))
+    async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        return await super().prune(replace(retention, archive=timedelta(0)), deed)
 
 
 @breaks("test_what_is_archived_can_be_found", "test_what_is_archived_can_be_replayed")

@@ -1,8 +1,9 @@
 """Stores that show people what is not so."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pillarbox.core.entry import Entry
 from pillarbox.ports import Query, Record, Stats, Status
@@ -51,6 +52,28 @@ class ShowsTheOldestOfAllAsPending(MemoryStore):
         stats = await super().stats()
         oldest = min((row.entry.created_at for row in self.database.rows), default=None)
         return replace(stats, oldest_pending_at=oldest if stats.pending else None)
+
+
+@breaks("test_the_oldest_of_each_topic_is_known")
+class ShowsAnotherAgeForEveryTopic(MemoryStore):
+    async def stats(self) -> Stats:
+        stats = await super().stats()
+        oldest = max(stats.oldest_by_topic.values(), default=self.database.clock.now()) + timedelta(seconds=1)
+        return replace(stats, oldest_by_topic=dict.fromkeys(stats.oldest_by_topic, oldest))
+
+
+@breaks("test_what_was_added_in_the_last_minute_is_counted_by_its_topic")
+class CountsAllThatWasEverAdded(MemoryStore):
+    async def stats(self) -> Stats:
+        topics = Counter(row.entry.topic for row in self.database.rows)
+        return replace(await super().stats(), added_by_topic=dict(topics))
+
+
+@breaks("test_of_many_that_were_added_the_newest_are_counted")
+class LooksAtTheWholeLogForWhatWasAdded(MemoryStore):
+    async def stats(self) -> Stats:
+        topics = Counter(row.entry.topic for row in self.database.rows)
+        return replace(await super().stats(), added_by_topic=dict(topics), added_since=None)
 
 
 @breaks("test_what_is_parked_is_counted_by_its_topic")

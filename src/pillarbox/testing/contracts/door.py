@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -30,6 +31,8 @@ class DoorFeatures:
     """It can be asked to commit every statement by itself."""
     inbox: bool = True
     """It receives, too."""
+    traces: bool = find_spec("opentelemetry") is not None
+    """There is OpenTelemetry to try it with."""
 
 
 Transaction = Any
@@ -73,6 +76,21 @@ class DoorBench(Bench, Protocol):
 def order(number: int, **more: Any) -> Event[Any]:
     """Make an event of one aggregate; `n` in its payload tells it from others."""
     return Event("OrderPlaced", {"n": number}, aggregate=("order", 7), **more)
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@contextmanager
+def current_trace() -> Iterator[None]:
+    """Let TRACEPARENT be the current trace context, with a state."""
+    from opentelemetry import trace
+
+    _, trace_id, span_id, flags = TRACEPARENT.split("-")
+    state = trace.TraceState([("shop", "blue")])
+    context = trace.SpanContext(int(trace_id, 16), int(span_id, 16), False, trace.TraceFlags(int(flags)), state)
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        yield
 
 
 @contextmanager
@@ -266,6 +284,24 @@ class DoorContract:
         assert (row["event_id"], row["event_type"], row["idempotency_key"]) == (str(event.id), "OrderPlaced", "k")
         assert (row["aggregate_type"], row["aggregate_id"]) == ("order", "7")
         assert row["occurred_at"] == row["available_at"] == 1_772_600_767_123_456
+
+    @needs("traces")
+    async def test_an_event_carries_the_trace_that_is_current_when_it_is_added(self, bench: DoorBench) -> None:
+        transaction = await bench.begin()
+        with current_trace():
+            await bench.add(transaction, order(1), order(2, headers={"tenant": "a"}))
+        await bench.add(transaction, order(3))
+        await bench.commit(transaction)
+        carried = {"traceparent": TRACEPARENT, "tracestate": "shop=blue"}
+        headers = [json.loads(row["headers"] or "null") for row in await bench.rows("outbox")]
+        assert headers == [carried, {"tenant": "a", **carried}, None]
+
+    @needs("traces")
+    async def test_an_event_that_carries_a_trace_keeps_it(self, bench: DoorBench) -> None:
+        own = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-00"}
+        with current_trace():
+            row = await only(bench, order(1, headers=own))
+        assert json.loads(row["headers"]) == own
 
     @needs("inbox")
     async def test_the_first_time_is_true_once(self, bench: DoorBench) -> None:

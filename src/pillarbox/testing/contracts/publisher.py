@@ -181,6 +181,7 @@ class PublisherContract:
 
     async def test_headers_arrive_unchanged(self, bench: PublisherBench) -> None:
         headers = {"id": "7", "type": "OrderPlaced", "language": "Ελληνικά", "empty": "", "Upper-Case": 'a "b" \\ c'}
+        headers |= {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "tracestate": "shop=blue,other=1"}
         publisher = bench.publisher()
         publisher.send([Message("orders", "a", headers, b"x", 1)])
         await answers(publisher, 1)

@@ -11,7 +11,7 @@ from pillarbox.core.event import Event
 from pillarbox.core.retry import PUBLISHED, Dead, RetryAt
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Settled, Settlement
-from pillarbox.ports import Query, Record, Store
+from pillarbox.ports import Query, Record, Replay, Store
 from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.contracts.rules import Bench
 
@@ -108,6 +108,18 @@ async def publish_all(store: Store) -> list[str]:
         await settle(store, entries)
         published += names(entries)
     raise AssertionError(f"entries come out without end: {published[:5]} and so on")
+
+
+async def replayed(store: Store, query: Query, id: str = "replay-1", **how: Any) -> int:
+    """Replay what a query means, from beginning to end; give how many."""
+    replay: Replay | None = await store.begin_replay(id, query, **how)
+    for _ in range(ROUNDS):
+        if replay is None or replay.finished_at is not None:
+            break
+        replay = await store.replay(id)
+    assert replay is not None, f"{id} is gone"
+    assert replay.finished_at is not None, f"{id} goes on without end"
+    return replay.events
 
 
 async def record(store: Store, type: str) -> Record:

@@ -17,6 +17,7 @@ from pillarbox.testing.contracts.store_bench import (
     publish_all,
     read,
     record,
+    replayed,
     settle,
     settle_each,
     soon,
@@ -139,7 +140,7 @@ class MendingRules:
         await settle(store, await read(store), DEAD)
         await store.edit((await record(store, "A")).event_id, "[1]")
         await publish_all(store)
-        assert await store.replay(Query()) == 1
+        assert await replayed(store, Query()) == 1
         [entry] = await read(store)
         assert entry.data == "[1]"
 
@@ -154,7 +155,7 @@ class MendingRules:
             await store.prune(Retention(published=timedelta(minutes=1), archive=timedelta(days=1)))
         seen = await record(store, "A")
         assert (seen.status, seen.data) == ("published", "[1]")
-        assert await store.replay(Query()) == 1
+        assert await replayed(store, Query()) == 1
         [entry] = await read(store)
         assert entry.data == "[1]"
 
@@ -189,7 +190,7 @@ class MendingRules:
         await bench.add(event("A"))
         [first] = await read(store)
         await settle(store, [first])
-        assert await store.replay(Query(type="A")) == 1
+        assert await replayed(store, Query(type="A")) == 1
         [entry] = await read(store)
         assert (entry.event_id, entry.data, entry.ordered) == (first.event_id, first.data, False)
         assert line() not in store.blocked
@@ -200,7 +201,7 @@ class MendingRules:
         await publish_all(store)
         at = bench.clock.now()
         bench.clock.advance(60)
-        await store.replay(Query(type="A"))
+        await replayed(store, Query(type="A"))
         seen = await record(store, "A")
         assert (seen.status, seen.published_at) == ("published", at)
         await publish_all(store)
@@ -212,7 +213,7 @@ class MendingRules:
         await publish_all(store)
         at = bench.clock.now()
         bench.clock.advance(60)
-        await store.replay(Query())
+        await replayed(store, Query())
         await settle(store, await read(store), DEAD)
         assert (await record(store, "A")).status == "dead"
         assert await store.drop(Query(status=("dead",))) == 1
@@ -223,14 +224,14 @@ class MendingRules:
         store = await holder(bench)
         await bench.add(*(event(name) for name in "ABC"))
         await publish_all(store)
-        assert await store.replay(Query()) == 3
+        assert await replayed(store, Query()) == 3
         assert await publish_all(store) == ["A", "B", "C"]
 
     async def test_an_event_replayed_again_carries_the_id_of_the_replay(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"))
         await publish_all(store)
-        assert await store.replay(Query(type="A"), "replay-1") == 1
+        assert await replayed(store, Query(type="A"), again=True) == 1
         [entry] = await read(store)
         assert entry.replay == "replay-1"
         await settle(store, [entry], soon(bench))
@@ -243,9 +244,9 @@ class MendingRules:
         await bench.add(event("A"))
         [first] = await read(store)
         await settle(store, [first])
-        await store.replay(Query(), "replay-1")
+        await replayed(store, Query(), again=True)
         await publish_all(store)
-        await store.replay(Query())
+        await replayed(store, Query(), "replay-2")
         [entry] = await read(store)
         assert (first.replay, entry.replay) == ("", "")
 
@@ -254,7 +255,7 @@ class MendingRules:
         await bench.add(event("A"))
         await publish_all(store)
         before = await record(store, "A")
-        assert await store.replay(Query(), to="elsewhere") == 1
+        assert await replayed(store, Query(), to="elsewhere") == 1
         [entry] = await read(store)
         assert (entry.event_id, entry.topic, entry.ordered) == (before.event_id, "elsewhere", False)
         await settle(store, [entry])
@@ -264,7 +265,7 @@ class MendingRules:
         store = await holder(bench)
         await bench.add(*(event(name) for name in "ABC"))
         await publish_all(store)
-        assert await store.replay(Query(), rate=2) == 3
+        assert await replayed(store, Query(), rate=2) == 3
         for name in "ABC":
             assert await publish_all(store) == [name]
             bench.clock.advance(0.5)
@@ -274,7 +275,7 @@ class MendingRules:
         await bench.add(event("A"))
         await settle(store, await read(store), DEAD)
         await bench.add(event("B"))
-        assert await store.replay(Query()) == 0
+        assert await replayed(store, Query()) == 0
 
     async def test_every_deed_is_in_the_audit(self, bench: StoreBench) -> None:
         store = await holder(bench)
@@ -283,7 +284,7 @@ class MendingRules:
         await store.pause("invoices", "ada", "the shop moves")
         began = bench.clock.now()
         bench.clock.advance(60)
-        await store.replay(Query(type="P"))
+        await replayed(store, Query(type="P"))
         await store.retry(Query(status=("dead",)))
         await store.drop(Query(type="X"))
         await store.resume("invoices")

@@ -14,6 +14,7 @@ from pillarbox.testing.contracts.store_bench import (
     publish_all,
     read,
     record,
+    replayed,
     settle,
     settle_each,
     soon,
@@ -179,7 +180,7 @@ class PruneRules:
         await bench.add(event("A"))
         await publish_all(store)
         await prune(store, Retention(published=timedelta(0), archive=WEEK))
-        assert await store.replay(Query()) == 1
+        assert await replayed(store, Query()) == 1
         assert await publish_all(store) == ["A"]
 
     async def test_a_replay_out_of_the_archive_that_failed_can_be_retried(self, bench: StoreBench) -> None:
@@ -187,7 +188,7 @@ class PruneRules:
         await bench.add(event("A"))
         await publish_all(store)
         await prune(store, Retention(published=timedelta(0), archive=WEEK))
-        await store.replay(Query())
+        await replayed(store, Query())
         await settle(store, await read(store), DEAD)
         assert await store.retry(Query(status=("dead",))) == 1
         assert await publish_all(store) == ["A"]

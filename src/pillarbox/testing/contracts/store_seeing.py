@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from pillarbox.core.event import Event
 from pillarbox.core.retry import PUBLISHED, Dead
 from pillarbox.core.window import BLOCKED, Delayed
-from pillarbox.ports import Query
+from pillarbox.ports import NEWEST, Query
 from pillarbox.testing.contracts.store_bench import (
     DEAD,
     ROUNDS,
@@ -18,6 +18,7 @@ from pillarbox.testing.contracts.store_bench import (
     publish_all,
     read,
     record,
+    replayed,
     settle,
     settle_each,
     soon,
@@ -50,6 +51,34 @@ class SeeingRules:
         assert (await store.stats()).oldest_pending_at == oldest
         await settle(store, (await read(store))[:-1])
         assert (await store.stats()).oldest_pending_at == newest
+
+    async def test_the_oldest_of_each_topic_is_known(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B", "2", topic="invoices"))
+        await bench.add(event("C"))
+        assert (await store.stats()).oldest_by_topic == {
+            "orders": (await record(store, "A")).created_at,
+            "invoices": (await record(store, "B")).created_at,
+        }
+        await publish_all(store)
+        assert (await store.stats()).oldest_by_topic == {}
+
+    async def test_what_was_added_in_the_last_minute_is_counted_by_its_topic(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("B"), event("C", topic="invoices"))
+        await publish_all(store)
+        stats = await store.stats()
+        assert (stats.added_by_topic, stats.added_since) == ({"orders": 2, "invoices": 1}, None)
+        bench.clock.advance(timedelta(days=3650).total_seconds())  # also where the database's clock counts
+        assert (await store.stats()).added_by_topic == {}
+
+    async def test_of_many_that_were_added_the_newest_are_counted(self, bench: StoreBench) -> None:
+        store = await bench.store()
+        await bench.add(event("First", topic="invoices"))
+        await bench.add(*(event("A", None) for _ in range(NEWEST)))
+        stats = await store.stats()
+        assert stats.added_by_topic == {"orders": NEWEST}
+        assert stats.added_since == min(one.created_at for one in await store.find(Query(limit=NEWEST)))
 
     async def test_what_was_given_out_is_pending_until_it_is_settled(self, bench: StoreBench) -> None:
         store = await holder(bench)
@@ -277,8 +306,8 @@ class SeeingRules:
         store = await holder(bench)
         await bench.add(event("A"))
         await publish_all(store)
-        for _ in range(2):
-            await store.replay(Query())
+        for id in ("replay-1", "replay-2"):
+            await replayed(store, Query(), id)
         for _ in range(2):
             await settle(store, await read(store), DEAD)
         [group] = await store.group_dead(Query())

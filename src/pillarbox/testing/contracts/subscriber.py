@@ -36,7 +36,7 @@ class SubscriberContract(StandbyRules):
         assert sorted(texts(received)) == [b"a1", b"a4", b"b2", b"b5", b"c3", b"c6"]
 
     async def test_a_message_arrives_unchanged(self, bench: SubscriberBench) -> None:
-        headers = {"id": "7", "language": "Ελληνικά", "empty": ""}
+        headers = {"id": "7", "language": "Ελληνικά", "empty": "", "traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
         sent = Message("orders", "order 7/ü", headers, bytes(range(256)), 1)
         await bench.publish([sent])
         (delivery,) = await receive(bench.subscriber("billing", ["orders"]), 1)

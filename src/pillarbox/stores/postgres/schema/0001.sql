@@ -187,8 +187,26 @@ CREATE TABLE {p}audit (
     at    timestamptz NOT NULL DEFAULT {p}now(),
     who   text        NOT NULL,
     what  text        NOT NULL,
-    count bigint      NOT NULL
+    count bigint      NOT NULL                             -- what is done in batches has one line, which grows
 );
+
+-- Replays, and how far each is: what it has handed to the relay moves its place in the same transaction.
+CREATE TABLE {p}replays (
+    id          text             PRIMARY KEY,
+    began_at    timestamptz      NOT NULL DEFAULT {p}now(),
+    who         text             NOT NULL,
+    query       json             NOT NULL,                 -- which events
+    again       boolean          NOT NULL,                 -- the id goes along with them
+    topic       text,                                      -- another one that they go to
+    rate        double precision,                          -- how many become due in a second
+    first_id    bigint           NOT NULL,
+    place       bigint           NOT NULL,                 -- everything up to here is handed over
+    upto_id     bigint           NOT NULL,                 -- what was added later does not belong to it
+    due_at      timestamptz      NOT NULL DEFAULT {p}now(),   -- the next one is due then, or now if that is later
+    events      bigint           NOT NULL DEFAULT 0,
+    deed        bigint           NOT NULL,                 -- the line of the audit that counts them
+    finished_at timestamptz
+) WITH (fillfactor = 50);
 
 -- Receiving: which events a consumer has handled, the first and the last number of each aggregate, and what is kept
 -- aside.

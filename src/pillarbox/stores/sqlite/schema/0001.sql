@@ -153,6 +153,7 @@ CREATE TABLE {prefix}archive (
     archived_at     INTEGER NOT NULL
 );
 CREATE INDEX {prefix}archive_event ON {prefix}archive (event_id);
+CREATE INDEX {prefix}archive_aggregate ON {prefix}archive (aggregate_type, aggregate_id, id);
 CREATE INDEX {prefix}archive_age ON {prefix}archive (archived_at);
 
 CREATE TABLE {prefix}audit (
@@ -160,8 +161,26 @@ CREATE TABLE {prefix}audit (
     at    INTEGER NOT NULL,
     who   TEXT NOT NULL,
     what  TEXT NOT NULL,
-    count INTEGER NOT NULL
+    count INTEGER NOT NULL                                -- what is done in batches has one line, which grows
 );
+
+-- Replays, and how far each is: what it has handed to the relay moves its place in the same transaction.
+CREATE TABLE {prefix}replays (
+    id          TEXT PRIMARY KEY,
+    began_at    INTEGER NOT NULL,
+    who         TEXT NOT NULL,
+    query       TEXT NOT NULL,                            -- which events, as JSON
+    again       INTEGER NOT NULL,                         -- 1: the id goes along with them
+    topic       TEXT,                                     -- another one that they go to
+    rate        REAL,                                     -- how many become due in a second
+    first_id    INTEGER NOT NULL,
+    place       INTEGER NOT NULL,                         -- everything up to here is handed over
+    upto_id     INTEGER NOT NULL,                         -- what was added later does not belong to it
+    due_at      INTEGER NOT NULL,                         -- the next one is due then, or now if that is later
+    events      INTEGER NOT NULL DEFAULT 0,
+    deed        INTEGER NOT NULL,                         -- the line of the audit that counts them
+    finished_at INTEGER
+) WITHOUT ROWID;
 
 -- Receiving: which events a consumer has handled, the first and the last number of each aggregate, and what is kept
 -- aside.

@@ -1,0 +1,278 @@
+"""Secret canaries through every way in, and never out: logs, metrics, probes, tracebacks, JSON, `config show`."""
+
+import base64
+import logging
+import os
+import shlex
+import sqlite3
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from psycopg import sql
+
+from pillarbox import Event
+from pillarbox.cli.app import run
+from pillarbox.dbapi import Outbox
+from pillarbox.stores.sqlite.schema import Tables
+from pillarbox.telemetry.logging import logger
+from servers.postgres import RunningPostgres
+from servers.process import free_port
+from tests.conftest import template_of
+
+if TYPE_CHECKING:
+    from tests.acceptance.conftest import Shop
+
+CANARY = "c4n4ry-b1rd"
+MARK = "n4ry-b1rd"
+"""What is searched for: it stands in every spelling of the canary."""
+SPELLINGS = [CANARY, "c4n4ry-b1rd%2F%40x", "%634n4ry-b1rd"]
+KEY = "whsec_" + base64.b64encode(f"a key of 32 bytes: {CANARY}.".encode().ljust(32, b"!")).decode()
+MARKS = (MARK, KEY.removeprefix("whsec_")[10:30])
+BROKERS = {
+    "kafka": f"kafka://shop:{CANARY}@127.0.0.1:1",
+    "kafka's options": "kafka://127.0.0.1:1",
+    "rabbitmq": f"rabbitmq://shop:{CANARY}@127.0.0.1:1/shop",
+    "redis": f"redis://shop:{CANARY}@127.0.0.1:1/0",
+    "redis, a password alone": f"redis://:{CANARY}@127.0.0.1:1/0",
+    "nats": f"nats://shop:{CANARY}@127.0.0.1:1",
+    "nats, a token": f"nats://{CANARY}@127.0.0.1:1",
+    "webhooks": f"https://shop:{CANARY}@127.0.0.1:1/hooks/{CANARY}?token={CANARY}",
+    "webhooks, plain": f"http://127.0.0.1:1/hooks/{CANARY}",
+    "a slip": f"rabitmq://shop:{CANARY}@127.0.0.1/shop",
+    "another slip": f"redis://shop:{CANARY}/x@127.0.0.1:1/0",
+}
+OPTIONS = {
+    "kafka's options": {"kafka.sasl.password": CANARY, "kafka.sasl.username": "shop", "kafka.sasl.mechanisms": "PLAIN"}
+}
+SPARSE = {"relay.publish_timeout": "300 ms", "relay.lease": "1 s"}
+COMMANDS = (
+    *("config show", "migrate status", "migrate check", "migrate up", "migrate sql", "status", "health", "stats"),
+    *("doctor", "events list", "events show 0198", "dead list", "dead show 0198", "dead retry --yes 0198"),
+    *("dead drop --yes 0198", "audit list", "prune --yes", "replay --all --yes", "pause order-events", "adopt --yes"),
+    *(
+        "resume order-events",
+        "source log",
+        "connector debezium",
+        "relay once --broker stdout:",
+        "events list --since soon",
+    ),
+    *("relay once --set relay.batch=many", "relay once --set relay.lease=1", "events list --no-such-flag"),
+)
+BROKER_COMMANDS = (
+    *("config show", "status", "health", "doctor", "relay once", "relay once --set relay.batch=many"),
+    "consume billing:inbox --topic order-events --once",
+)
+INBOX = """
+import sqlite3
+from pillarbox.dbapi import Inbox
+inbox = Inbox("billing", lambda: sqlite3.connect("shop.db"))
+inbox.handler("OrderPlaced")(lambda connection, event: None)
+"""
+WAYS = {"flag": "", "environment": "--json", "file": "--debug", "set": "--debug --json"}
+"""Ways in, each with another way to print."""
+
+
+class Desk:
+    """Types commands in this process, and keeps all that came out."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.directory, self._patch, self._capfd = directory, monkeypatch, capfd
+        self.codes: dict[str, int] = {}
+
+    def type(self, command: str, way: str, given: dict[str, str]) -> None:
+        """Type a command with secrets given in one way; whatever it says, they are not in it."""
+        self._patch.setattr("sys.argv", ["pillarbox", *self._words(command, way, given)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        out, err = self._capfd.readouterr()
+        self.codes[command] = int(ended.value.code or 0)
+        assert out + err or ended.value.code in (0, None), command
+        for mark in MARKS:
+            assert mark not in out + err, f"{command} ({way}) says a secret:\n{out}\n{err}"
+
+    def _words(self, command: str, way: str, given: dict[str, str]) -> list[str]:
+        shown, words = WAYS[way].split(), shlex.split(command)
+        (self.directory / "pillarbox.toml").write_text("")
+        os.environ.pop("PILLARBOX_DEBUG", None)
+        for key in [name for name in os.environ if name.startswith("PILLARBOX_")]:
+            self._patch.delenv(key)
+        if way == "file":
+            (self.directory / "pillarbox.toml").write_text(_toml(given))
+        for key, value in given.items():
+            if way == "environment":
+                self._patch.setenv(f"PILLARBOX_{key.replace('.', '_').upper()}", value)
+            elif way == "set" or (way == "flag" and "." in key):
+                words += ["--set", f"{key}={value}"]
+            elif way == "flag":
+                words += [f"--{key}", value]
+        before = [flag for flag in shown if flag == "--debug"]
+        return [*before, *words, *(flag for flag in shown if flag != "--debug")]
+
+
+def _toml(given: dict[str, str]) -> str:
+    tables: dict[str, list[str]] = {}
+    for key, value in given.items():
+        table, _, name = key.rpartition(".") if key.count(".") < 2 else key.partition(".")
+        tables.setdefault(table, []).append(f'{name} = "{value}"')
+    return "\n".join((f"[{table}]\n" if table else "") + "\n".join(lines) for table, lines in tables.items())
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Desk]:
+    monkeypatch.chdir(tmp_path)
+    before = logger.handlers, logger.level, logger.propagate
+    yield Desk(tmp_path, monkeypatch, capfd)
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+    os.environ.pop("PILLARBOX_DEBUG", None)
+    logging.captureWarnings(False)
+
+
+@pytest.fixture
+def guarded(postgres: RunningPostgres) -> Iterator[Callable[[str], str]]:
+    """Gives the URL of a database with the tables, whose owner needs the canary to come in, for some password."""
+    if os.environ.get("PILLARBOX_TEST_POSTGRES"):
+        pytest.skip("needs a PostgreSQL of our own: who may come in is changed")
+    name = f"test_{uuid.uuid4().hex}"
+    postgres.create_database(name, template_of(postgres))
+    postgres.execute(sql.SQL("create role {} login superuser password {}").format(*named(name)))
+    file = Path(postgres.execute("show hba_file")[0][0])
+    rules = file.read_text()
+    file.write_text(f"host {name} {name} 127.0.0.1/32 scram-sha-256\n{rules}")
+    postgres.execute("select pg_reload_conf()")
+    place = postgres.url(name).partition("@")[2] or postgres.url(name).partition("://")[2]
+    yield lambda password: f"postgresql://{name}:{password}@{place}"
+    file.write_text(rules)
+    postgres.execute("select pg_reload_conf()")
+    postgres.drop_database(name)
+    postgres.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
+
+
+def named(name: str) -> tuple[Any, Any]:
+    return sql.Identifier(name), sql.Literal(CANARY)
+
+
+OFFSETS = [0, *(pytest.param(offset, marks=pytest.mark.soak) for offset in (1, 2, 3))]
+"""Each command is given secrets in one way, and in the soak in every way."""
+
+
+def turns(commands: tuple[str, ...], offset: int) -> Iterator[tuple[str, str]]:
+    ways = list(WAYS)
+    for place, command in enumerate(commands):
+        yield command, ways[(place + offset) % len(ways)]
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_the_password_of_a_database_that_is_away(desk: Desk, offset: int) -> None:
+    for place, (command, way) in enumerate(turns(COMMANDS, offset)):
+        password = SPELLINGS[place % len(SPELLINGS)]
+        desk.type(command, way, {"database": f"postgresql://shop:{password}@127.0.0.1:1/shop"})
+    assert (desk.codes["config show"], desk.codes["stats"], desk.codes["health"]) == (0, 1, 3)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_the_password_of_a_database_that_lets_us_in(desk: Desk, offset: int, guarded: Callable[[str], str]) -> None:
+    for command, way in turns(COMMANDS, offset):
+        desk.type(command, way, {"database": guarded(CANARY)})
+    assert (desk.codes["config show"], desk.codes["stats"], desk.codes["migrate check"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_a_password_that_is_wrong(desk: Desk, offset: int, guarded: Callable[[str], str]) -> None:
+    commands = ("config show", "stats", "relay once --broker stdout:", "doctor", "status")
+    for command, way in turns(commands, offset):
+        desk.type(command, way, {"database": guarded(f"wrong-{CANARY}")})
+    assert (desk.codes["config show"], desk.codes["stats"], desk.codes["status"]) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("name", BROKERS)
+def test_the_secrets_of_a_broker(desk: Desk, name: str, offset: int) -> None:
+    make_shop(desk.directory)
+    given = {"database": "sqlite:///shop.db", "broker": BROKERS[name], **OPTIONS.get(name, {})} | SPARSE
+    if name.startswith("webhooks"):
+        given |= {"webhooks.secrets": KEY, "webhooks.allow": "127.0.0.1"}
+    for command, way in turns(BROKER_COMMANDS, offset + list(BROKERS).index(name)):
+        if name.startswith("kafka") and command in ("doctor", "consume billing:inbox --topic order-events --once"):
+            continue  # they wait for the cluster for ten seconds and more
+        desk.type(command, way, given)
+    assert desk.codes["config show"] == 0
+
+
+DAEMONS = [
+    ("postgresql", f"postgresql://shop:{CANARY}@127.0.0.1:1/shop", "stdout:", "the database is away"),
+    *((kind, "sqlite:///shop.db", BROKERS[kind], "the broker is away") for kind in ("rabbitmq", "redis", "nats")),
+    ("webhooks", "sqlite:///shop.db", BROKERS["webhooks, plain"], "the broker is away"),
+]
+
+
+SOAKED = ("rabbitmq", "nats")
+
+
+@pytest.mark.parametrize(
+    ("kind", "database", "broker", "trouble"),
+    [pytest.param(*one, id=one[0], marks=[pytest.mark.soak] if one[0] in SOAKED else []) for one in DAEMONS],
+)
+def test_a_relay_that_runs_says_no_secret(shop: "Shop", kind: str, database: str, broker: str, trouble: str) -> None:
+    make_shop(shop.directory)
+    port = free_port()
+    shop.environment |= {
+        "PILLARBOX_DATABASE": database,
+        "PILLARBOX_BROKER": broker,
+        "PILLARBOX_HEALTH_LISTEN": f"127.0.0.1:{port}",
+        "PILLARBOX_WEBHOOKS_SECRETS": KEY,
+        "PILLARBOX_WEBHOOKS_ALLOW": "127.0.0.1",
+        "PILLARBOX_DEBUG": "1",
+    }
+    said = ""
+    with shop.running("pillarbox relay run --json") as relay:
+        assert relay.stderr is not None
+        while trouble not in said:
+            line = relay.stderr.readline()
+            assert line, said
+            said += line
+        for path in ("/metrics", "/readyz", "/livez", "/startupz", "/nothing"):
+            said += asked(f"http://127.0.0.1:{port}{path}")
+        relay.terminate()
+        said += "".join(relay.communicate(timeout=30))
+    assert "pillarbox_relay_up" in said
+    assert not [mark for mark in MARKS if mark in said], said
+
+
+def asked(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return f"{answer.headers}{answer.read().decode()}"
+    except urllib.error.HTTPError as refusal:
+        with refusal:
+            return f"{refusal.headers}{refusal.read().decode()}"
+
+
+def test_a_consumer_that_runs_says_no_secret(shop: "Shop") -> None:
+    make_shop(shop.directory)
+    shop.environment |= {"PILLARBOX_BROKER": BROKERS["redis"], "PILLARBOX_DEBUG": "1"}
+    said = ""
+    with shop.running("pillarbox consume billing:inbox --topic order-events") as consumer:
+        assert consumer.stderr is not None
+        while "the broker is away" not in said:
+            line = consumer.stderr.readline()
+            assert line, said
+            said += line
+        consumer.terminate()
+        said += "".join(consumer.communicate(timeout=30))
+    assert MARK not in said
+
+
+def make_shop(directory: Path) -> None:
+    connection = sqlite3.connect(directory / "shop.db", isolation_level=None)
+    Tables(str(directory / "shop.db"), "pillarbox_").up(connection)
+    connection.execute("BEGIN IMMEDIATE")
+    Outbox().add(connection, Event("OrderPlaced", {"order": 1}, aggregate=("order", 1)))
+    connection.execute("COMMIT")
+    connection.close()
+    (directory / "billing.py").write_text(INBOX)
