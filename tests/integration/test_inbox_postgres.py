@@ -308,6 +308,33 @@ async def test_one_that_closes_its_connection_is_told_so_and_no_outage(bench: Be
     assert (state, attempts) == ("retrying", 1), error
 
 
+@pytest.mark.parametrize("then", ["goes on", "returns", "says so in its own words"])
+async def test_one_that_idles_until_the_server_ends_its_session_is_told_so_and_no_outage(
+    bench: Bench, then: str
+) -> None:
+    def acts(event: Event[Any]) -> list[Act]:
+        if event.payload["n"] != 1:
+            return [effect(event)]
+        idle: list[Act] = ["SET LOCAL idle_in_transaction_session_timeout = '10ms'", lambda: time.sleep(0.05)]
+        its_own = [RuntimeError("it did not work")] if then.startswith("says") else []
+        return [*idle, effect(event)] if then == "goes on" else [effect(event), *idle, *its_own]
+
+    bench.broker.receive([message(1), message(2, "other")])
+    consuming = asyncio.create_task(bench.consumer(bench.inbox(acts)).run())
+    try:
+        async with asyncio.timeout(30):
+            while not bench.parked():  # noqa: ASYNC110 - another program writes it
+                await asyncio.sleep(0.02)
+    finally:
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
+    assert bench.applied() == [2]
+    [(number, state, attempts, error)] = bench.parked()
+    assert (number, state, attempts) == ("1", "retrying", 1)
+    assert "idle_in_transaction_session_timeout" in error
+    assert bench.tries[1] > 1, "once or twice it is bad luck"
+
+
 async def test_two_consumers_that_get_the_same_events_apply_each_once(bench: Bench) -> None:
     messages = [message(n, str(n % 3)) for n in range(80)]
     brokers = [MemoryBroker(), MemoryBroker()]

@@ -9,15 +9,17 @@ acquitted as it moves         and not when its position has moved a little
 progress now and then         progress is stored before there is more of it than careful mode searches
 progress without what comes   that counts what is being settled
 careful on the main way only  also a topic with a way of its own goes one at a time
-suspected for ever            what failed and is tried again is not what killed a relay
 acquitted beside the lot      not while something out of the parking lot is due or in flight
 read before it is suspected   an event is written down before its contents are read
 polled before it is suspected so is the first one of a batch
 a lane by its hash alone      it is written down on a lane that we hold, whatever the event's own is
 suspected although it left    a relay that lives to release its lanes was not killed
+published and not stored      what was published in careful mode does not come again, so it is not suspected twice
+suspected although judged     what failed killed nobody: its verdict ends the suspicion, in one transaction
 """
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +42,7 @@ from tests.integration.postgres_bench import (
     Cases,
     InPython,
     InSource,
+    InSql,
     Mutant,
     names,
     opened,
@@ -54,10 +57,6 @@ async def _suspects_nobody(self: Careful, connection: Any, entry: Entry, lane: i
 
 def _takes_nothing_amiss(self: Careful, taken: Any) -> dict[int, int]:
     return {}
-
-
-async def _suspects_for_ever(self: Careful, connection: Any, entries: Any) -> None:
-    self.flying -= {entry.position for entry in entries}
 
 
 MUTANTS: dict[str, Mutant] = {
@@ -75,13 +74,14 @@ MUTANTS: dict[str, Mutant] = {
         },
     ),
     "careful on the main way only": InSource(Positions, "_way", {"max(": "0 if topic else max("}),
-    "suspected for ever": InPython(Careful, "landed", _suspects_for_ever),
     "acquitted beside the lot": InSource(Reading, "entries", {"not found and not self._lot.is_out": "True"}),
     "read before it is suspected": InSource(Reading, "_more", {"{_listed(way)}": "*"}),
     "polled before it is suspected": InSource(Reading, "_polling", {"{_listed(leader)}": "*"}),
     "a lane by its hash alone": InSource(
         Reading, "_from_log_carefully", {"lane if lane in way.lanes else min(way.lanes)": "lane"}
     ),
+    "published and not stored": InSource(Settling, "record", {"self._careful.flying or": ""}),
+    "suspected although judged": InSql("settle", {"IF parks THEN": "IF false THEN"}),
     "suspected although it left": InSource(
         LaneTable, "release", {"suspect = NULL, suspected = 0 WHERE owner = %s)": "crashes = crashes WHERE owner = %s)"}
     ),
@@ -209,7 +209,22 @@ async def test_ten_random_kills_park_nothing(bench: Bench) -> None:
     assert bench.sql("SELECT 1 FROM pillarbox_parked") == []
 
 
-@CASES.notices("suspected for ever")
+@CASES.notices("published and not stored")
+async def an_event_that_was_published_is_not_taken_for_a_killer(bench: Bench) -> None:
+    bench.add("First", "Second")
+    store = await bench.holder("relay-0", progress=timedelta(hours=1))
+    for crash in range(1, 4):
+        await store.entries(10)
+        store = await bench.takeover(store, f"relay-{crash}", progress=timedelta(hours=1))
+    await settle(store, await store.entries(10))
+    store = await bench.takeover(store, "one that is killed as it is about to send")
+    await store.entries(10)
+    store = await bench.takeover(store, "last")
+    assert "First" not in await publish(store)
+    assert bench.sql("SELECT 1 FROM pillarbox_parked") == []
+
+
+@CASES.notices("suspected although judged")
 async def an_event_that_fails_again_and_again_is_not_taken_for_a_killer(bench: Bench) -> None:
     bench.add("Failing")
     store = await bench.holder("relay-0")
@@ -231,6 +246,25 @@ async def test_an_event_found_guilty_is_sent_again_when_it_is_retried(bench: Ben
     store = bench.stores[-1]
     assert await store.retry(Query(status=("dead",))) == 1
     assert await publish(store) == ["Killer"]
+
+
+@CASES.notices("suspected although judged")
+async def an_event_found_guilty_is_sent_again_though_its_judge_died_at_once(bench: Bench) -> None:
+    bench.add("Killer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Careful, "landed", _dies)
+        for crash in range(CRASHES):
+            store = await bench.holder(f"relay-{crash}")
+            with suppress(SystemExit):
+                assert names(await store.entries(10)) == ["Killer"]
+            await bench.crash(store)
+    store = await bench.holder("last")
+    assert await store.retry(Query(status=("dead",))) == 1
+    assert await publish(store) == ["Killer"]
+
+
+def _dies(self: Careful, entries: Any) -> None:
+    raise SystemExit
 
 
 @CASES.notices("acquitted beside the lot")

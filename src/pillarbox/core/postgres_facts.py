@@ -7,7 +7,13 @@ from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 _NOT_OURS = ("42P01", "42703", "42883", "3F000")  # no such table, column, function, schema
 _IN_THE_WAY = ("40001", "40P01")  # serialization failure, deadlock
 _AGAIN = ("55P03", "57014")  # no lock in time, cancelled
-_AWAY = ("08", "53", "57P")  # connection, resources, shutdown
+_AWAY = (
+    "08",
+    "53",
+    "57P",
+    "25P03",
+    "25P04",
+)  # connection, resources, shutdown; a session that idled, or took, too long
 _READ_ONLY, _FAILED, _NO_RIGHT = "25006", "25P02", "42501"
 _UNDONE = "PB001"  # our own: keep_received raises it
 _NOT_PREPARED = ("26000", "42P05")  # a prepared statement is not there, or is there already

@@ -257,7 +257,7 @@ def _handle(
     except ClosedByHandler:
         raise
     except (HandlerSignal, HandlerFailed, StoreUnavailable) as error:
-        ended = yield from _ended(texts, handler, number, failing=True)
+        ended = yield from _ended(texts, group[0], handler, number, failing=error)
         if ended and (yield texts("still_there", texts.consumer, group[0].key)):
             for received in group:
                 received.committed = True
@@ -283,7 +283,7 @@ def _rolled_back(handler: Handler) -> HandlerFailed:
 def _keep(texts: Texts, received: Received, handler: Handler, number: object) -> Program[bool]:
     """See to it that our row is committed with what the handler did; say whether it committed by itself."""
     if "keep" not in texts:
-        ended = yield from _ended(texts, handler, number)
+        ended = yield from _ended(texts, received, handler, number)
         if ended and not (yield texts("still_there", texts.consumer, received.key)):
             raise _rolled_back(handler)
         return ended
@@ -291,6 +291,8 @@ def _keep(texts: Texts, received: Received, handler: Handler, number: object) ->
         ((ended,),) = yield texts.last(
             "keep", texts.consumer, received.key, number, last=not (received.parked or received.counted)
         )
+    except StoreUnavailable as error:
+        _raise_unless_again_and_again(error, handler, received)
     except Exception as error:  # noqa: BLE001 - raised again, in other words
         _raise_blamed(error, handler)
     return bool(ended)
@@ -310,19 +312,28 @@ def _raise_blamed(error: Exception, handler: Handler) -> NoReturn:
     raise HandlerFailed(f"{handler.name} closed the connection it was given: leave it open") from error
 
 
-def _ended(texts: Texts, handler: Handler, number: object, *, failing: bool = False) -> Program[bool]:
+def _ended(
+    texts: Texts, received: Received, handler: Handler, number: object, *, failing: BaseException | None = None
+) -> Program[bool]:
     """Say whether the handler has ended the transaction: its savepoint, or its number, went with it."""
+    lost = isinstance(failing, StoreUnavailable) or (failing and isinstance(failing.__cause__, StoreUnavailable))
     try:
         return bool((yield texts("unmark", number)))
     except TransactionFailed as error:
-        if failing:
+        if failing is not None:
             return False  # whoever parks it sees whether its row is there all the same
         _raise_blamed(error, handler)
-    except (StoreUnavailable, RowUndone) as error:
+    except StoreUnavailable as error:
+        if lost:
+            return False  # that is known, and counted
+        _raise_unless_again_and_again(error, handler, received)
+    except RowUndone as error:
         _raise_blamed(error, handler)
     except StoreError:
         return True
     except Exception as error:  # noqa: BLE001 - raised again, in other words
+        if lost:
+            return False
         _raise_blamed(error, handler)
 
 
@@ -335,18 +346,27 @@ def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
     except StoreConflict:
         raise
     except StoreUnavailable as error:
-        # Our own row is written by now, so the database is there. Once or twice this is bad luck; a handler that
-        # waits for a lock that its own transaction holds would say so for ever.
-        received.locked_out += 1
-        if received.locked_out <= PATIENCE:
-            raise
-        raise HandlerFailed(
-            f"{handler.name} found the database locked {received.locked_out} times: {words_of(error)}"
-        ) from error
+        _raise_unless_again_and_again(error, handler, received)
     except (Exception, SystemExit) as error:
         raise HandlerFailed(f"{handler.name} raised {type(error).__name__}: {words_of(error)}") from error
     _refuse_unrun(value, handler)
     return value
+
+
+def _raise_unless_again_and_again(error: StoreUnavailable, handler: Handler, received: Received) -> NoReturn:
+    """Say whose fault it is that the database went away under a handler. Our own row is written by then, so it was
+    there. Once or twice this is bad luck; a handler that waits for a lock that its own transaction holds, or idles
+    until the server ends its session, would say so for ever."""
+    if isinstance(error, StoreConflict):
+        raise error
+    received.locked_out += 1
+    if received.locked_out <= PATIENCE:
+        raise error
+    raise HandlerFailed(
+        f"{handler.name} found the database locked, or lost its connection, {received.locked_out} times:"
+        f" {words_of(error)} (does it wait for a lock of its own, or idle for longer than"
+        " idle_in_transaction_session_timeout allows?)"
+    ) from error
 
 
 def _refuse_unrun(value: object, handler: Handler) -> None:

@@ -55,17 +55,10 @@ class Careful:
             raise LaneLost("another relay has taken the lane of an event that was about to be sent")
         self.flying.add(entry.position)
 
-    async def landed(self, connection: Connection, entries: Iterable[Entry]) -> None:
-        """Note that events are settled. One that failed, and is tried again, has killed nobody; and whoever brings
-        back one that was found guilty wants it to be tried."""
-        if not self.flying and not self._condemned:
-            return
-        positions = {entry.position for entry in entries}
-        if landed := (self.flying | self._condemned) & positions:
-            await connection.run(
-                f"UPDATE {self._p}lanes SET suspect = NULL, suspected = 0 WHERE owner = %s AND suspect = ANY (%s)",
-                [self._lanes.owner, sorted(landed)],
-            )
+    def landed(self, entries: Iterable[Entry]) -> None:
+        """Note that events are settled: they killed nobody, and whoever brings back one that was found guilty wants it
+        to be tried. What was parked has lost its suspicion with that; what was published does not come again."""
+        positions = {entry.position for entry in entries} if self.flying or self._condemned else set()
         self.flying -= positions
         self._condemned -= positions
 

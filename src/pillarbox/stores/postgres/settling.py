@@ -50,7 +50,7 @@ class Settling:
             settled = self._lot.settled(lot)
             detours = self._sent_back(log)
             self._count(log, lot)
-            if parked or settled or detours or self._is_due():
+            if parked or settled or detours or self._careful.flying or self._is_due():
                 wound_back = {way for way, _ in detours if way.topic is not None}
                 ticks = [tick for tick in self._ticks(_moves(log)) if tick["way"] not in wound_back]
                 await self.write(ticks + [self.tick(detour) for _, detour in detours], parked, settled)
@@ -60,8 +60,7 @@ class Settling:
                 way.settle(last, count)
             self._memory.take_back(settlement.item.position for _, settlement in accepted)
             self._lot.back(lot)
-            await self._careful.landed(self._connection, [settlement.item for settlement in settlements])
-            self._memory.same(generation)
+            self._careful.landed([settlement.item for settlement in settlements])
             if parked or settled:
                 await self._lot.look(self._connection)
                 self._memory.same(generation)

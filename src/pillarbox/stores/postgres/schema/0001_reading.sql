@@ -208,6 +208,13 @@ BEGIN
     WHERE there.id = k.id
       -- What was dropped meanwhile stays dropped, unless it was published all the same.
       AND (there.state IN ('retrying', 'blocked', 'dead', 'delayed') OR k.state = 'published');
+    -- What is judged is not suspected any more, from this very moment: one that was found guilty and is brought back
+    -- would otherwise be found guilty again, unheard, if its judge died before it said so.
+    IF parks THEN
+        UPDATE {p}lanes SET suspect = NULL, suspected = 0 WHERE lane = ANY (_lanes) AND suspect IN (
+            SELECT k.position FROM json_to_recordset(_parked) AS k(position bigint)
+            UNION ALL SELECT there.position FROM {p}parked there JOIN json_to_recordset(_settled) AS k(id bigint) USING (id));
+    END IF;
 END $$;
 
 -- The newest position of each of these lanes, and of each topic that has one of its own there. One walk backwards for
