@@ -15,6 +15,7 @@ polled before it is suspected so is the first one of a batch
 a lane by its hash alone      it is written down on a lane that we hold, whatever the event's own is
 suspected although it left    a relay that lives to release its lanes was not killed
 published and not stored      what was published in careful mode does not come again, so it is not suspected twice
+careful for ever              what every way has settled is stored before the next batch, not its leader's place alone
 suspected although judged     what failed killed nobody: its verdict ends the suspicion, in one transaction
 """
 
@@ -81,6 +82,7 @@ MUTANTS: dict[str, Mutant] = {
         Reading, "_from_log_carefully", {"lane if lane in way.lanes else min(way.lanes)": "lane"}
     ),
     "published and not stored": InSource(Settling, "record", {"self._careful.flying or": ""}),
+    "careful for ever": InSource(Reading, "_from_log", {"len(self._memory.route.ways) > 1": "False"}),
     "suspected although judged": InSql("settle", {"IF parks THEN": "IF false THEN"}),
     "suspected although it left": InSource(
         LaneTable, "release", {"suspect = NULL, suspected = 0 WHERE owner = %s)": "crashes = crashes WHERE owner = %s)"}
@@ -265,6 +267,16 @@ async def an_event_found_guilty_is_sent_again_though_its_judge_died_at_once(benc
 
 def _dies(self: Careful, entries: Any) -> None:
     raise SystemExit
+
+
+@CASES.notices("careful for ever")
+async def lanes_beside_others_are_not_searched_for_ever(bench: Bench) -> None:
+    bench.sql("UPDATE pillarbox_lanes SET crashes = 3 WHERE lane < 32")
+    store = await bench.holder("relay", progress=timedelta(hours=1))
+    for index in range(10):  # each of them begins a batch, sooner than progress would be stored
+        bench.add(f"E{index}", of=str(index))
+        assert await publish(store) == [f"E{index}"]
+    assert bench.sql("SELECT count(*) FROM pillarbox_lanes WHERE crashes > 0") == [(0,)]
 
 
 @CASES.notices("acquitted beside the lot")

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -52,8 +52,11 @@ class Settling:
             self._count(log, lot)
             if parked or settled or detours or self._careful.flying or self._is_due():
                 wound_back = {way for way, _ in detours if way.topic is not None}
-                ticks = [tick for tick in self._ticks(_moves(log)) if tick["way"] not in wound_back]
-                await self.write(ticks + [self.tick(detour) for _, detour in detours], parked, settled)
+                await self.write(
+                    self._ticks(_moves(log), without=wound_back) + [self.tick(detour) for _, detour in detours],
+                    parked,
+                    settled,
+                )
             for way, detour in detours:
                 self._memory.route.send_back(way, detour)
             for way, last, count in _moves(log):
@@ -124,13 +127,15 @@ class Settling:
         self._memory.published += sum(verdict.__class__ is Published for verdict in verdicts)
         self._memory.failed += sum(isinstance(verdict, RetryAt | Dead) for verdict in verdicts)
 
-    def _ticks(self, moves: Iterable[tuple[Way, int, int]] = ()) -> list[dict[str, Any]]:
+    def _ticks(
+        self, moves: Iterable[tuple[Way, int, int]] = (), *, without: Container[Way] = ()
+    ) -> list[dict[str, Any]]:
         """Write ticks for the ways that have moved, or are about to; the first one says how many were published."""
         positions = {way: way.settled for way in self._memory.route.ways if way.settled != way.stored}
         positions |= {way: way.after(last, count) for way, last, count in moves}
-        ticks = [self.tick(way, position) for way, position in positions.items()]
-        if not ticks and (self._memory.published or self._memory.failed) and self._memory.route.ways:
-            ticks = [self.tick(self._memory.route.ways[0])]
+        ticks = [self.tick(way, position) for way, position in positions.items() if way not in without]
+        if not ticks and (self._memory.published or self._memory.failed):
+            ticks = [self.tick(way) for way in self._memory.route.ways if way not in without][:1]
         if ticks:
             ticks[0] |= {"published": self._memory.published, "failed": self._memory.failed}
         return ticks
@@ -144,9 +149,13 @@ class Settling:
         }  # fmt: skip
 
     @property
+    def ways_are_unsaved(self) -> bool:
+        """Tell whether a way has gone further than its newest tick says."""
+        return any(way.settled != way.stored for way in self._memory.route.ways)
+
+    @property
     def _is_unsaved(self) -> bool:
-        counted = self._memory.published or self._memory.failed
-        return bool(counted) or any(way.settled != way.stored for way in self._memory.route.ways)
+        return bool(self._memory.published or self._memory.failed) or self.ways_are_unsaved
 
     def _is_due(self) -> bool:
         """Progress is stored now and then; and before there is more of it than careful mode searches."""

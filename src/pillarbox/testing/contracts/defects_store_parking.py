@@ -315,6 +315,15 @@ class HoldsALineBehindADelayedOne(MemoryStore):
         super()._park(entry, lane, verdict)
 
 
+@breaks("test_an_entry_outside_the_order_that_goes_back_comes_out_again")
+class ForgetsWhenOneThatWentBackIsDue(MemoryStore):
+    def _settle_parked(self, entry: Entry, verdict: object) -> None:
+        row = self._row_of(entry)
+        super()._settle_parked(entry, verdict)
+        if row is not None and isinstance(verdict, Delayed):
+            row.due_at = None
+
+
 @breaks("test_a_delayed_entry_that_fails_stays_outside_the_order")
 class PutsAFailedDelayedOneIntoItsLine(MemoryStore):
     def _settle_parked(self, entry: Entry, verdict: object) -> None:

@@ -19,6 +19,7 @@ from pillarbox.testing.contracts.store_bench import (
     read,
     record,
     settle,
+    settle_each,
     soon,
 )
 
@@ -259,6 +260,18 @@ class ParkingRules:
         await bench.add(event("Later", available_at=due(bench, 60)))
         await settle(store, await read(store), Delayed(due(bench, 60)))
         assert line() not in store.blocked
+
+    async def test_an_entry_outside_the_order_that_goes_back_comes_out_again(self, bench: StoreBench) -> None:
+        """Its topic was held while it was out: uncounted, and due at once."""
+        store = await holder(bench)
+        await bench.add(event("Later", available_at=due(bench, 60)), Event("Failed", {}, topic="pings"))
+        await settle_each(store, await read(store), Later=Delayed(due(bench, 60)), Failed=soon(bench))
+        bench.clock.advance(60)
+        entries = await read(store)
+        await settle(store, entries, Delayed(datetime(1970, 1, 1, tzinfo=UTC)))
+        again = await read(store)
+        assert sorted(names(again)) == sorted(names(entries)) == ["Failed", "Later"]
+        assert {entry.event_type: entry.attempts for entry in again} == {"Later": 0, "Failed": 1}
 
     async def test_a_delayed_entry_that_fails_stays_outside_the_order(self, bench: StoreBench) -> None:
         store = await holder(bench)

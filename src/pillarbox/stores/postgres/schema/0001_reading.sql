@@ -199,12 +199,14 @@ BEGIN
     UPDATE {p}parked there SET
         state = k.state,
         line = CASE WHEN k.free THEN NULL ELSE there.line END,
-        due_at = {p}now() + k.due_in * interval '1 second',   -- the relay's clock may be another: only spans count
+        -- The relay's clock may be another, so for what it says itself only spans count.
+        due_at = coalesce(k.due_at, {p}now() + k.due_in * interval '1 second'),
         attempts = k.attempts,
         last_error = coalesce(k.last_error, there.last_error),
         settled_at = CASE WHEN k.state = 'published' THEN {p}now() END
     FROM json_to_recordset(_settled) AS k(
-        id bigint, state text, free boolean, due_in double precision, attempts integer, last_error text)
+        id bigint, state text, free boolean, due_at timestamptz, due_in double precision, attempts integer,
+        last_error text)
     WHERE there.id = k.id
       -- What was dropped meanwhile stays dropped, unless it was published all the same.
       AND (there.state IN ('retrying', 'blocked', 'dead', 'delayed') OR k.state = 'published');
