@@ -48,8 +48,9 @@ class Calls:
 
     async def _outcome(self, send: Send) -> PublishError | None:
         """Make one call and say what it means; everything but our own cancellation is an answer."""
+        deadline = asyncio.timeout_at(send.deadline)
         try:
-            async with asyncio.timeout_at(send.deadline) as deadline:
+            async with deadline:
                 # The ticket is the relay's own mark and nobody else's.
                 await self._call([message._replace(ticket=0) for message in send.messages])
         except PublishError as error:

@@ -279,8 +279,8 @@ class Handling:
         if self._stopping:
             return together
         self._begin(worker, together[0][1])
+        batch = [received for _, received in together]
         try:
-            batch = [received for _, received in together]
             receptions = await self._perform(worker, programs.receive_all(self._inbox.texts, batch, self._means()))
         except asyncio.CancelledError:
             raise

@@ -89,8 +89,9 @@ async def drive_async(
 
 async def call_async(call: Call, transaction: object) -> object:
     """Await an async handler, at most until its time is over; a cancellation that nobody asked for is its failure."""
+    limit = asyncio.timeout(call.timeout)
     try:
-        async with asyncio.timeout(call.timeout) as limit:
+        async with limit:
             return await call.handler(transaction, call.given)
     except TimeoutError as error:
         if limit.expired():

@@ -40,7 +40,7 @@ class SeeingRules:
     async def test_the_age_of_what_is_pending_is_that_of_the_oldest(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"))
-        oldest = (await record(store, "A")).created_at
+        newest = oldest = (await record(store, "A")).created_at
         for n in range(ROUNDS):  # where the database's clock counts, until it has moved on
             bench.clock.advance(60)
             await bench.add(event(f"B{n}"))
