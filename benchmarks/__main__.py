@@ -54,6 +54,7 @@ ALL: dict[str, Callable[[Bench], list[Row]]] = {
     "postgres-takeover": lambda at: postgres.takeover_rows(at.postgres, at.place, at.quick, at.tell),
     "postgres-receiving": lambda at: postgres.receiving_rows(at.postgres, at.quick, at.tell),
     "postgres-deadly": lambda at: postgres.deadly_rows(at.postgres, at.place, at.quick, at.tell),
+    "postgres-operating": lambda at: postgres.operating_rows(at.postgres, at.quick, at.tell),
     "postgres-idle": lambda at: postgres.idle_rows(at.postgres, at.place, at.quick, at.tell),
     "brokers-kafka": lambda at: brokers.drain_rows(at.postgres, "kafka", at.quick, at.tell),
     "brokers-debezium": lambda at: brokers.debezium_rows(at.quick, at.tell),

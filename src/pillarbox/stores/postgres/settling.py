@@ -52,11 +52,8 @@ class Settling:
             self._count(log, lot)
             if parked or settled or detours or self._careful.flying or self._is_due():
                 wound_back = {way for way, _ in detours if way.topic is not None}
-                await self.write(
-                    self._ticks(_moves(log), without=wound_back) + [self.tick(detour) for _, detour in detours],
-                    parked,
-                    settled,
-                )
+                ticks = self._ticks(_moves(log), without=wound_back)
+                await self.write(ticks + [self.tick(detour) for _, detour in detours], parked, settled)
             for way, detour in detours:
                 self._memory.route.send_back(way, detour)
             for way, last, count in _moves(log):
