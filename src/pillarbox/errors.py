@@ -114,6 +114,11 @@ class HandlerError(PillarboxError):
 class HandlerFailed(HandlerError):
     """The handler raised or broke its contract."""
 
+    def __init__(self, text: str, brief: str | None = None) -> None:
+        super().__init__(text)
+        self.brief = brief
+        """What it says without the words of an exception, which may have what the event carries: for logs."""
+
 
 class HandlerMissing(HandlerError):
     """No handler is registered for this type of event."""

@@ -272,6 +272,20 @@ async def test_a_member_that_dies_leaves_no_more_suspects_than_were_in_flight(pa
     await second.close()
 
 
+async def test_a_member_that_dies_with_nothing_in_flight_leaves_no_suspects(path: Path) -> None:
+    await publish(path, batch("ab"))
+    first = subscriber_of(path)
+    await first.acknowledge(await receive(first, 2))
+    await first._in_worker(first._member.vanish)
+    await publish(path, batch("abab", first=3))  # nobody has had these
+    second = subscriber_of(path)
+    assert [delivery.redelivered for delivery in await receive(second, 4)] == [False] * 4
+    await second._in_worker(second._member.vanish)
+    third = subscriber_of(path)
+    assert [delivery.redelivered for delivery in await receive(third, 4)] == [True] * 4
+    await third.close()
+
+
 async def test_suspects_stay_suspect_when_they_change_hands_once_more(path: Path) -> None:
     await publish(path, batch("a" * 10))
     first = subscriber_of(path)

@@ -1,6 +1,9 @@
 """How psycopg's Inbox speaks with the server: few messages, and all that a cursor would have seen to."""
 
-from collections.abc import Iterator
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,14 +14,17 @@ from psycopg import IsolationLevel
 
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
+from pillarbox.core.insert import Statement
 from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.errors import StoreUnavailable
 from pillarbox.inbox.consumer import Consumer
 from pillarbox.psycopg import Inbox
+from pillarbox.psycopg.exchange import Exchange
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import SystemClock
+from servers.postgres import Postgres
 from tests.unit.consumer_bench import TOPIC, id_of, message
 
 Connect = Any
@@ -227,3 +233,17 @@ async def test_what_cannot_begin_does_not_undo_the_one_before_it(db: "psycopg.Co
     assert (tries, rows(db, "SELECT n FROM effects")) == ([1], [(1,)])
     assert rows(db, "SELECT event_id FROM pillarbox_inbox ORDER BY event_id") == [(id_of(1),), (id_of(2),)]
     assert rows(db, "SELECT * FROM pillarbox_inbox_parked") == []
+
+
+def test_a_server_that_went_down_at_once_is_away(own_postgres: Callable[[str], Postgres]) -> None:
+    """Over a Unix socket libpq cannot send any more, and says so before it knows that the connection is gone."""
+    server = own_postgres("15")
+    with psycopg.connect(server.url(), host=str(server.directory), autocommit=True) as connection:
+        pid = connection.info.backend_pid
+        os.kill(pid, signal.SIGQUIT)  # as an immediate shutdown does to each backend
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{pid}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        with pytest.raises(StoreUnavailable):
+            Exchange(connection).run(Statement("SELECT 1"))

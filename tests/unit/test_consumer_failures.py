@@ -1,6 +1,7 @@
 """The consumer when something fails: parked durably, tried again in order, dead in the end; nothing lost or doubled."""
 
 import json
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -378,3 +379,14 @@ async def test_a_constraint_that_waits_for_the_commit_is_the_handlers_to_keep(be
     await bench.consume(inbox)
     assert bench.parked() == [("1", "retrying", 1)]
     assert "refused at the commit" in bench.column("last_error")
+
+
+async def test_logs_are_told_where_a_handler_failed_and_not_its_words(bench: Billing) -> None:
+    bench.failing[1] = ValueError("cannot charge the card 4111-canary")
+    bench.publish(message(1))
+    await bench.consume()
+    (facts,) = bench.told(Moment.EVENT_RETRYING)
+    assert "4111-canary" not in str(facts)
+    place = r"bill raised ValueError at test_consumer_failures\.py, line \d+; its words are in the dead letter"
+    assert re.search(place, facts["error"])
+    assert "cannot charge the card 4111-canary" in bench.column("last_error")

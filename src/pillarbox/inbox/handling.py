@@ -462,7 +462,9 @@ class Handling:
 
 
 def _crashed(deaths: int) -> str:
-    return f"crashed the consumer: its process died {deaths} times while this was handled"
+    return (
+        f"crashed the consumer: its process died {'once' if deaths == 1 else f'{deaths} times'} while this was handled"
+    )
 
 
 def _trace(error: BaseException) -> str | None:

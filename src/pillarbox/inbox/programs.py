@@ -24,7 +24,7 @@ from pillarbox.inbox import numbers
 from pillarbox.inbox.inbox import Handler, Handlers
 from pillarbox.inbox.received import Received, line_text
 from pillarbox.inbox.statements import Texts
-from pillarbox.inbox.steps import Call, ClosedByHandler, Program
+from pillarbox.inbox.steps import Call, ClosedByHandler, Program, place_of
 from pillarbox.telemetry.hooks import Moment
 
 Unhandled = Literal["dead", "ignore", "fail"]
@@ -261,10 +261,14 @@ def _handle(
         if ended and (yield texts("still_there", texts.consumer, group[0].key)):
             for received in group:
                 received.committed = True
-            raise HandlerFailed(
-                f"{words_of(error)} (after {handler.name} had committed by itself: what it did up to there stands, so"
-                " it is not tried again; remove the commit: the inbox commits)"
-            ) from (error.__cause__ or error)
+            stands = (
+                f" (after {handler.name} had committed by itself: what it did up to there stands, so it is not tried"
+                " again; remove the commit: the inbox commits)"
+            )
+            brief = getattr(error, "brief", None)
+            raise HandlerFailed(f"{words_of(error)}{stands}", brief and f"{brief}{stands}") from (
+                error.__cause__ or error
+            )
         raise
     committed = yield from _keep(texts, group[0], handler, number)
     if committed:
@@ -348,7 +352,8 @@ def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
     except StoreUnavailable as error:
         _raise_unless_again_and_again(error, handler, received)
     except (Exception, SystemExit) as error:
-        raise HandlerFailed(f"{handler.name} raised {type(error).__name__}: {words_of(error)}") from error
+        raised = f"{handler.name} raised {type(error).__name__}"
+        raise HandlerFailed(f"{raised}: {words_of(error)}", f"{raised}{place_of(error)}") from error
     _refuse_unrun(value, handler)
     return value
 

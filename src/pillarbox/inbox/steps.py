@@ -160,16 +160,29 @@ def commit_failures(*broken: type[Exception]) -> Iterator[None]:
 
 def refused_at_commit(error: Exception) -> HandlerFailed:
     """A constraint that waits for the commit is broken."""
-    return HandlerFailed(f"what it wrote was refused at the commit: {words_of(error)}")
+    refused = "what it wrote was refused at the commit"
+    return HandlerFailed(f"{refused}: {words_of(error)}", f"{refused}: {type(error).__name__}")
 
 
 def _raise_failure(error: BaseException) -> NoReturn:
     """Raise as the handler's failure what would end a worker of the consumer, and what nobody asked for."""
     if not isinstance(error, asyncio.CancelledError):
-        raise HandlerFailed(f"it raised {type(error).__name__}: {words_of(error)}") from error
+        raised = f"it raised {type(error).__name__}"
+        raise HandlerFailed(f"{raised}: {words_of(error)}", f"{raised}{place_of(error)}") from error
     if _cancelled():
         raise error
     raise HandlerFailed("it raised CancelledError, although nobody cancelled it") from error
+
+
+def place_of(error: BaseException) -> str:
+    """Say where an exception was raised; its words are the dead letter's alone, for they may be what an event carries."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
+    return f" at {file}, line {trace.tb_lineno}; its words are in the dead letter"
 
 
 def _cancelled() -> bool:

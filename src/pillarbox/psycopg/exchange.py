@@ -114,7 +114,10 @@ class Exchange:
         if self._pgconn.status == ConnStatus.BAD:
             raise psycopg.OperationalError(self._pgconn.get_error_message())
         if result.status not in (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK):
-            raise psycopg.errors.error_from_result(result, encoding=self._encoding())
+            error = psycopg.errors.error_from_result(result, encoding=self._encoding())
+            if error.sqlstate is None:  # libpq's own words: what it had to send did not get out, and it learns why next
+                raise psycopg.OperationalError(str(error))
+            raise error
         if not result.ntuples:
             return ()
         encoding = self._encoding()

@@ -34,6 +34,7 @@ CREATE TABLE positions (
     position   INTEGER NOT NULL DEFAULT 0,         -- everything up to here is acknowledged
     owner      TEXT,
     epoch      TEXT NOT NULL DEFAULT '',
+    busy       INTEGER NOT NULL DEFAULT 0,         -- the owner has something in flight
     suspect_to INTEGER NOT NULL DEFAULT 0,         -- up to here somebody may have received it and not said so
     PRIMARY KEY (consumer, topic, partition)
 ) WITHOUT ROWID;

@@ -5,6 +5,7 @@ free (its process died: noticed at once), or when the row was not renewed for a 
 
     free ──take (new epoch)──▶ held ──more than the fair share──▶ leaving ──all acknowledged──▶ free
                                  └──the member is dead: taken by another, what was in flight is suspect──▶ held
+                                    (nothing was, if all of the partition was acknowledged)
 
 Every change of hands and of a position is one transaction, fenced by the epoch.
 """
@@ -49,12 +50,16 @@ _READ = """
 _IN_FLIGHT = (
     "SELECT max(id) FROM (SELECT id FROM messages WHERE topic = ? AND partition = ? AND id > ? ORDER BY id LIMIT ?)"
 )
-_MOVE = "UPDATE positions SET position = ? WHERE consumer = ? AND topic = ? AND partition = ? AND epoch = ?"
+_HAND_OUT = "UPDATE positions SET busy = 1 WHERE consumer = ? AND topic = ? AND partition = ? AND epoch = ?"
+_MOVE = "UPDATE positions SET position = ?, busy = ? WHERE consumer = ? AND topic = ? AND partition = ? AND epoch = ?"
 _RELEASE = """
-    UPDATE positions SET position = ?, suspect_to = ?, owner = NULL
+    UPDATE positions SET position = ?, suspect_to = ?, owner = NULL, busy = 0
     WHERE consumer = ? AND topic = ? AND partition = ? AND epoch = ?
 """
-_TAKE = "UPDATE positions SET owner = ?, epoch = ?, suspect_to = ? WHERE consumer = ? AND topic = ? AND partition = ?"
+_TAKE = """
+    UPDATE positions SET owner = ?, epoch = ?, suspect_to = ?, busy = 0
+    WHERE consumer = ? AND topic = ? AND partition = ?
+"""
 
 
 _Stored = tuple[int, bytes | None, bytes, bytes]
@@ -68,6 +73,7 @@ class _Row(NamedTuple):
     owner: str | None
     epoch: str
     suspect_to: int
+    busy: int
 
 
 class _Peer(NamedTuple):
@@ -92,6 +98,8 @@ class Member:
         self._file: tuple[int, int] | None = None
         self._held: dict[Partition, Held] = {}
         self._moved: set[Partition] = set()
+        self._busy: set[Partition] = set()
+        """Where the file says that we have something in flight."""
         self._dry: set[Partition] = set()
         self._data_version = -1
         self._turn = 0
@@ -123,7 +131,7 @@ class Member:
                     released = [p for p, held in self._held.items() if held.leaving and not len(held)]
                     self._save(connection, released)
                     self._renew(connection)
-                self._moved.clear()
+                self._let_rest()
                 self._forget(released)
 
     def leave(self) -> None:
@@ -146,6 +154,7 @@ class Member:
         """Let go of the file and of the lock without a word."""
         self._held.clear()
         self._moved.clear()
+        self._busy.clear()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -174,12 +183,22 @@ class Member:
         fresh: dict[Partition, list[int]] = {}
         self._bytes_left = MOST_BYTES
         found, dry = read_fairly(open[self._turn :] + open[: self._turn], room, partial(self._read, fresh))
+        self._say_busy([partition for partition, ids in fresh.items() if ids and partition not in self._busy])
         for partition, ids in fresh.items():  # only now: had a read failed, nothing would have been given out
             self._held[partition].give(ids)
         if self._bytes_left > 0:  # otherwise nobody knows whether there is more
             self._dry.update(p for p in dry if len(self._held[p]) < MOST_IN_FLIGHT)
         found.sort(key=lambda delivery: delivery.place.id)
         return found
+
+    def _say_busy(self, partitions: Sequence[Partition]) -> None:
+        """Say, before anything is given out of them, that partitions are busy: only then a death makes suspects. Those
+        that are busy already stay so until all is acknowledged, so under load this writes nothing."""
+        if partitions:
+            connection = self._connect()
+            with transaction(connection):
+                connection.executemany(_HAND_OUT, [self._place(partition) for partition in partitions])
+            self._busy.update(partitions)
 
     def _read(self, fresh: dict[Partition, list[int]], partition: Partition, limit: int) -> Sequence[Delivery]:
         held, ids = self._held[partition], fresh.setdefault(partition, [])
@@ -264,7 +283,7 @@ class Member:
             self._save(connection, released)
             for topic in self._topics:
                 taken |= self._take(connection, topic, alive, rows)
-        self._moved.clear()
+        self._let_rest()
         self._forget(released)
         self._held |= taken
         self._dry.clear()
@@ -319,7 +338,7 @@ class Member:
         taken = {}
         for partition in free[:room]:
             row, epoch = rows[partition], secrets.token_hex(8)
-            suspect_to = row.suspect_to if row.owner is None else self._suspect_to(connection, partition, row)
+            suspect_to = self._suspect_to(connection, partition, row) if row.busy else row.suspect_to
             connection.execute(_TAKE, (self._name, epoch, suspect_to, self._consumer, *partition))
             taken[partition] = Held(row.position, epoch, suspect_to)
         return taken
@@ -331,14 +350,22 @@ class Member:
 
     def _save(self, connection: sqlite3.Connection, released: Sequence[Partition]) -> None:
         """Write the positions that moved, and give partitions back; what another has taken is passed over."""
-        moved = [(self._held[p].position, self._consumer, *p, self._held[p].epoch) for p in self._moved]
+        moved = [(self._held[p].position, len(self._held[p]) > 0, *self._place(p)) for p in self._moved]
         connection.executemany(_MOVE, moved)
         connection.executemany(_RELEASE, [self._release_row(p) for p in released])
 
     def _release_row(self, partition: Partition) -> tuple[object, ...]:
         held = self._held[partition]
         suspect_to = max(held.suspect_to, held.cursor) if len(held) else held.suspect_to
-        return held.position, suspect_to, self._consumer, *partition, held.epoch
+        return held.position, suspect_to, *self._place(partition)
+
+    def _place(self, partition: Partition) -> tuple[object, ...]:
+        return self._consumer, *partition, self._held[partition].epoch
+
+    def _let_rest(self) -> None:
+        """Note that what moved is written, and which partitions have nothing in flight any more."""
+        self._busy -= {partition for partition in self._moved if not len(self._held[partition])}
+        self._moved.clear()
 
     def _lost(self, rows: dict[Partition, _Row]) -> list[Partition]:
         """List what another has taken from us, or somebody has deleted."""
@@ -348,6 +375,7 @@ class Member:
         for partition in partitions:
             del self._held[partition]
             self._moved.discard(partition)
+            self._busy.discard(partition)
 
     def _share(self, topic: str, alive: list[_Peer]) -> int:
         return share_of(
@@ -370,7 +398,7 @@ class Member:
 
     def _rows(self, connection: sqlite3.Connection) -> dict[Partition, _Row]:
         rows = connection.execute(
-            "SELECT topic, partition, CAST(position AS INTEGER), owner, epoch, CAST(suspect_to AS INTEGER)"
+            "SELECT topic, partition, CAST(position AS INTEGER), owner, epoch, CAST(suspect_to AS INTEGER), busy"
             " FROM positions WHERE consumer = ?",
             (self._consumer,),
         )
