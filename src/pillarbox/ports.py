@@ -186,7 +186,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class DeadGroup:
-    """The dead events that have one error, by its first line."""
+    """The dead events that have one error, by its first line, in which … stands for an event's own id."""
 
     error: str
     events: int

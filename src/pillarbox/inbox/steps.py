@@ -175,7 +175,7 @@ def _raise_failure(error: BaseException) -> NoReturn:
 
 
 def place_of(error: BaseException) -> str:
-    """Say where an exception was raised; its words are the dead letter's alone, for they may be what an event carries."""
+    """Say where an exception was raised. Its words may have what an event carries: they are the dead letter's alone."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -159,7 +159,8 @@ class MemoryStore(MemorySource):
         for row in self.database.rows + self.database.archive:
             parked = self._parked_row(row)
             if parked is not None and _matches(query, self._record(row)):
-                groups.setdefault(_first_line(parked.last_error), []).append(parked)
+                error = _first_line(parked.last_error).replace(parked.entry.event_id, "…")
+                groups.setdefault(error, []).append(parked)
         found = [_group(error, rows) for error, rows in groups.items()]
         found.sort(key=lambda group: (-group.events, EPOCH - group.last_at, group.error))
         return found[: query.limit]

@@ -131,7 +131,8 @@ class Finder:
             where = _all(_narrow(query, "created_at", place="position"), ids, [self._is_newest()])
         rows = await connection.run(
             f"SELECT error, events, first, last, (SELECT event_id::text FROM {self._p}{table} WHERE id = newest)"
-            " FROM (SELECT split_part(coalesce(last_error, ''), E'\\n', 1) AS error, count(*) AS events,"
+            " FROM (SELECT replace(split_part(coalesce(last_error, ''), E'\\n', 1), event_id::text, '…') AS error,"
+            " count(*) AS events,"
             " min(parked_at) AS first, max(parked_at) AS last, max(id) AS newest"
             f" FROM {self._p}{table} k WHERE state = 'dead' AND {where.sql} GROUP BY 1"
             " ORDER BY count(*) DESC, max(parked_at) DESC, 1 LIMIT %s) groups"

@@ -136,7 +136,8 @@ class Finder:
             )
         rows = db.execute(
             f"SELECT error, events, first, last, (SELECT event_id FROM {self._p}{table} WHERE id = newest) FROM ("
-            " SELECT substr(last_error, 1, instr(last_error || char(10), char(10)) - 1) AS error, count(*) AS events,"
+            " SELECT replace(substr(last_error, 1, instr(last_error || char(10), char(10)) - 1), event_id, '…')"
+            " AS error, count(*) AS events,"
             " min(parked_at) AS first, max(parked_at) AS last, max(id) AS newest"
             f" FROM {self._p}{table} k WHERE state = 'dead' AND {' AND '.join(where)}"
             " GROUP BY 1 ORDER BY events DESC, last DESC, error LIMIT ?)",

@@ -114,7 +114,10 @@ class LimitsBeforeItSorts(MemoryStore):
 # Groups.
 
 
-@breaks("test_dead_events_are_grouped_by_the_first_line_of_their_error")
+@breaks(
+    "test_dead_events_are_grouped_by_the_first_line_of_their_error",
+    "test_errors_that_name_their_own_event_are_one_group",
+)
 class GroupsByTheWholeError(MemoryStore):
     async def group_dead(self, query: Query) -> Sequence[DeadGroup]:
         dead = [row for row in self.database.parked if row.state == "dead"]

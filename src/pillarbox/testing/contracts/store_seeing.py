@@ -274,6 +274,14 @@ class SeeingRules:
             (await record(store, "B")).event_id,
         )
 
+    async def test_errors_that_name_their_own_event_are_one_group(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("B", "2"))
+        entries = await read(store)
+        await settle(store, entries, *(Dead(f"event {entry.event_id} is too large\nby far") for entry in entries))
+        [group] = await store.group_dead(Query())
+        assert (group.error, group.events) == ("event … is too large", 2)
+
     async def test_only_the_dead_events_that_the_query_means_are_grouped(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A", "1"), event("B", "2"), event("C", "3", topic="invoices"))
