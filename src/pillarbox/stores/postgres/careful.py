@@ -6,7 +6,8 @@ at two takeovers in a row is parked as dead.
 
 The guilty one is within two windows of the stored position: one may have been in flight, and one settled but not
 stored yet. And a snapshot that was taken after the death shows it. So it has passed when that many have, or when
-everything in such a snapshot is settled; but not while something out of the parking lot is due or in flight.
+everything in such a snapshot is settled, and that is stored; whatever came since is in flight or not. But not while
+something out of the parking lot is due or in flight.
 """
 
 from collections.abc import Iterable, Sequence
@@ -80,5 +81,4 @@ class Careful:
 
     def _has_passed(self, way: Way) -> bool:
         """Tell whether nothing on this way can be what killed the holders before us; nor for who takes it from us."""
-        stored = way.settled == way.stored
-        return stored and (way.passed >= self._reach or (way.caught_up and way.finished))
+        return way.has_new_beginning or (way.settled == way.stored and way.passed >= self._reach)

@@ -93,9 +93,6 @@ class Reading:
                 continue
             elif polled or not self._memory.route.may_begin():
                 return []
-            elif len(self._memory.route.ways) > 1 and self._settling.ways_are_unsaved:
-                await self._settling.save()  # a poll's own tick stores where its leader is, and nobody else
-                continue
             else:
                 entries, polled = await self._poll(room), True
             if entries:

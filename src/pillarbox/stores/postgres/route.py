@@ -82,9 +82,9 @@ class Route:
             else:
                 first.lanes |= way.lanes
                 first.anchors |= way.anchors
-                first.passed, first.caught_up = min(first.passed, way.passed), first.caught_up and way.caught_up
-                if way.stored != way.settled:  # what is not stored of one is not stored of both
-                    first.stored = way.stored
+                first.passed, first.first_mark = min(first.passed, way.passed), _later(first.first_mark, way.first_mark)
+                if first.stored.before.snapshot.includes(way.stored.before.snapshot):
+                    first.stored = way.stored  # what is not stored of one is not stored of both
         self.ways = kept
 
     def join(self, others: list[Way], mark: Mark, anchor: Anchor) -> None:
@@ -163,3 +163,10 @@ class Route:
         for way in self.ways:
             way.lanes -= lanes
         self.ways = [way for way in self.ways if way.lanes]
+
+
+def _later(one: Mark | None, other: Mark | None) -> Mark | None:
+    """Give the later of two snapshots; none if one of them has not been taken yet."""
+    if one is None or other is None:
+        return None
+    return one if one.snapshot.includes(other.snapshot) else other

@@ -146,13 +146,9 @@ class Settling:
         }  # fmt: skip
 
     @property
-    def ways_are_unsaved(self) -> bool:
-        """Tell whether a way has gone further than its newest tick says."""
-        return any(way.settled != way.stored for way in self._memory.route.ways)
-
-    @property
     def _is_unsaved(self) -> bool:
-        return bool(self._memory.published or self._memory.failed) or self.ways_are_unsaved
+        moved = any(way.settled != way.stored for way in self._memory.route.ways)
+        return moved or bool(self._memory.published or self._memory.failed)
 
     def _is_due(self) -> bool:
         """Progress is stored now and then; and before there is more of it than careful mode searches."""
@@ -194,7 +190,9 @@ class Settling:
             way.stored = tick["position"]
             if not tick["closed"]:
                 way.anchors = frozenset((Anchor(numbers[tick["token"]], UUID(tick["token"])),))
-        self._memory.published = self._memory.failed = 0
+        # Ticks that open or close a detour count nothing: what they do not tell is left for the next ones.
+        self._memory.published -= sum(tick["published"] for tick in ticks)
+        self._memory.failed -= sum(tick["failed"] for tick in ticks)
         self._memory.stored_at = now()
 
 

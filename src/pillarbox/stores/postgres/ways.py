@@ -56,8 +56,8 @@ class Way:
     """What the newest tick says."""
     passed: int = 0
     """So many events were settled since its lanes were taken."""
-    caught_up: bool = False
-    """It heads for a snapshot that was taken after its lanes were."""
+    first_mark: Mark | None = None
+    """The first snapshot that was taken after its lanes were."""
     stopped: bool = False
     """So many of its events are parked that it goes no further."""
     careful: int = 0
@@ -102,6 +102,11 @@ class Way:
         return not self.more and not self.flying
 
     @property
+    def has_new_beginning(self) -> bool:
+        """Everything that was there when its lanes were taken is settled, and stored so."""
+        return self.first_mark is not None and self.stored.before.snapshot.includes(self.first_mark.snapshot)
+
+    @property
     def lane_filter(self) -> frozenset[int]:
         """Which lanes it reads."""
         return ALL_LANES if self.whole else self.lanes
@@ -109,7 +114,7 @@ class Way:
     def begin(self, mark: Mark, anchors: Iterable[Anchor], late: list[int] | None = None) -> None:
         """Begin the batch that ends at a newer snapshot."""
         position = self.read.towards(mark)
-        self.caught_up = True
+        self.first_mark = self.first_mark or mark
         self.anchors |= frozenset(anchors)
         self._batches.append(_Batch(position, position.late_visible if late is None else late, True))
         self.settle(0, 0)
@@ -163,7 +168,7 @@ class Way:
 
     def _like(self, lanes: frozenset[int], topic: str | None, around: frozenset[str], place: Position) -> "Way":
         part = Way(lanes, topic, self.whole, around, place, self.anchors)
-        part.careful, part.passed, part.caught_up = self.careful, self.passed, self.caught_up
+        part.careful, part.passed, part.first_mark = self.careful, self.passed, self.first_mark
         return part
 
 

@@ -38,6 +38,19 @@ class IsNeverSureOfItsCount(MemoryStore):
         return replace(await super().stats(), pending_exact=False)
 
 
+@breaks("test_what_was_paused_is_counted_when_it_is_published")
+class CountsNothingAfterAPause(MemoryStore):
+    resumed = False
+
+    async def resume(self, topic: str) -> bool:
+        self.resumed = True
+        return await super().resume(topic)
+
+    async def stats(self) -> Stats:
+        stats = await super().stats()
+        return replace(stats, published_lately=0) if self.resumed else stats
+
+
 @breaks("test_the_age_of_what_is_pending_is_that_of_the_oldest")
 class ShowsTheNewestAsTheOldest(MemoryStore):
     async def stats(self) -> Stats:

@@ -166,6 +166,16 @@ class SeeingRules:
         bench.clock.advance(60)
         assert (await store.stats()).published_lately == 0
 
+    async def test_what_was_paused_is_counted_when_it_is_published(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await store.pause("orders", "me", "why not")
+        await bench.add(event("A"), event("B", "2"))
+        assert await read(store) == []
+        await store.resume("orders")
+        assert sorted(await publish_all(store)) == ["A", "B"]
+        await store.release()
+        assert (await store.stats()).published_lately == 2
+
     async def test_what_is_parked_is_counted_by_its_state(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("R", "1"), event("D", "2"), event("B", "2"), event("L", "3"))
