@@ -1,9 +1,11 @@
 """What is particular to Django: atomic blocks, aliases, settings that are read late, on_commit."""
 
+import os
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -158,3 +160,21 @@ def test_the_bound_values_survive_every_character(alias: str, url: str) -> None:
     with transaction.atomic(using=alias):
         outbox.add(Event("Odd", odd, aggregate=("order", "a,b {c} \\ \" '")), PING, using=alias)
     assert read(url, "payload, aggregate_id")[0] == (odd, "a,b {c} \\ \" '")
+
+
+def test_a_consumer_without_djangos_settings_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from pillarbox.django import Inbox\n\ninbox = Inbox('billing')\ninbox.handler('Placed')(lambda c, e: None)\n"
+    )
+    (tmp_path / "models.py").write_text("from django.db import models\n\nclass Order(models.Model):\n    pass\n")
+    broker = ["--broker", f"sqlite:///{tmp_path}/stream.db"]
+    for module, words in (
+        ("shop:inbox", "Django is not set up: name its settings (DJANGO_SETTINGS_MODULE=shop.settings)"),
+        ("models:inbox", "name Django's settings (DJANGO_SETTINGS_MODULE), and call django.setup()"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "pillarbox", "consume", module, "--once", "--topic", "orders", *broker],
+            cwd=tmp_path, capture_output=True, text=True,
+            env={name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"},
+        )  # fmt: skip
+        assert (done.returncode, words in done.stderr) == (1, True), done.stderr

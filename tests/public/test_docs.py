@@ -81,6 +81,7 @@ class Runner:
     def __init__(self, page: str, directory: Path) -> None:
         self._page, self._directory = page, directory
         self._names: dict[str, Any] = {"__name__": "__page__"}
+        self._exported: dict[str, str] = {}
         self._background: list[tuple[subprocess.Popen[str], Path]] = []
         self.not_run: list[str] = []
 
@@ -153,6 +154,9 @@ class Runner:
             makefile = (ROOT / "Makefile").read_text()
             assert all(f"\n{verb}:" in makefile for verb in words[1:]), f"{where}: make has no such verb: {line}"
             return
+        if words[0] == "export":
+            self._exported |= dict([words[1].split("=", 1)])
+            return
         if words[0] == "touch":
             for name in words[1:]:
                 (self._directory / name).touch()
@@ -186,6 +190,7 @@ class Runner:
 
     def _start(self, command: list[str], stdout: int | IO[str]) -> subprocess.Popen[str]:
         environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(self._directory)}
+        environment |= self._exported
         return subprocess.Popen(
             command,
             cwd=self._directory,

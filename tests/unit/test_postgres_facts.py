@@ -41,3 +41,13 @@ def test_a_statement_that_a_pooler_lost_names_each_drivers_setting(sqlstate: str
     assert not isinstance(error, StoreUnavailable)  # trying again would not help
     for setting in ("prepare_threshold=None", "statement_cache_size=0", "prepared_statement_cache_size=0"):
         assert setting in str(error)
+
+
+@pytest.mark.parametrize(
+    "words", ['FATAL: password authentication failed for user "app"', 'database "x" does not exist']
+)
+def test_a_connection_that_is_never_let_in_is_to_be_mended_and_not_waited_for(words: str) -> None:
+    error = error_of(Exception(f"connection failed: {words}"), None)
+    assert type(error) is StoreError
+    assert "mend the user, the password or the database's name" in str(error)
+    assert type(error_of(Exception("connection refused"), None)) is StoreUnavailable

@@ -17,6 +17,7 @@ from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import By, log_to, logger
 from pillarbox.wiring import Consumer
 
+_OF_DJANGO = "name Django's settings (DJANGO_SETTINGS_MODULE), and call django.setup() before models are imported"
 _NAMED = 10
 """So many types are named that have no handler."""
 
@@ -97,4 +98,5 @@ def find_inbox(place: str) -> object:
 
 def _broken(place: str, error: Exception) -> ConfigError:
     what = f"{type(error).__name__}: {without_secrets(str(error))}"
-    return ConfigError(f"{place}: its module cannot be imported: {what}; --debug shows where")
+    cure = f"; {_OF_DJANGO}" if type(error).__name__ in ("AppRegistryNotReady", "ImproperlyConfigured") else ""
+    return ConfigError(f"{place}: its module cannot be imported: {what}{cure}; --debug shows where")

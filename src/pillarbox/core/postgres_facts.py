@@ -15,6 +15,8 @@ _AWAY = (
     "25P04",
 )  # connection, resources, shutdown; a session that idled, or took, too long
 _READ_ONLY, _FAILED, _NO_RIGHT = "25006", "25P02", "42501"
+MISCONFIGURED = ("password authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
+"""What the server says of a connection that will never be let in: drivers on libpq have no code for it."""
 _UNDONE = "PB001"  # our own: keep_received raises it
 _NOT_PREPARED = ("26000", "42P05")  # a prepared statement is not there, or is there already
 _OUR_NAME = re.compile(
@@ -54,8 +56,8 @@ def _migrate(words: str) -> str:
     schema, prefix = found[1], found[2]
     return (
         f"run `pillarbox {migrate_up('postgresql://…', schema, prefix)}`; if the tables are there, they have another"
-        f" schema or prefix than {schema!r} and {prefix!r}, which were looked for: Outbox(schema=…, prefix=…) and"
-        " [outbox] of the settings must be the same"
+        f" schema or prefix than {schema!r} and {prefix!r}, which were looked for: schema= and prefix= of Outbox or"
+        " Inbox and [outbox] of the settings must be the same"
     )
 
 
@@ -81,6 +83,8 @@ def error_of(error: BaseException, sqlstate: str | None) -> StoreError:
         return StoreConflict(f"{words}; roll back and try again")
     if code in _AGAIN:
         return StoreUnavailable(f"{words}; roll back and try again")
+    if not code and any(sign in words for sign in MISCONFIGURED):
+        return StoreError(f"PostgreSQL lets nobody in: {words}; mend the user, the password or the database's name")
     if not code or code.startswith(_AWAY):
         return StoreUnavailable(f"PostgreSQL is away: {words}; connect and try again")
     return StoreError(f"PostgreSQL refused: {words}")

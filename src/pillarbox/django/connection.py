@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.db import utils as errors
 
 from pillarbox.core import postgres_facts, sqlite_facts
@@ -13,6 +15,17 @@ from pillarbox.errors import ConfigError, NoTransaction, StoreError, StoreUnavai
 
 _DIALECTS: dict[str, Dialect] = {"sqlite": "sqlite", "postgresql": "postgres"}
 _BEGIN = "let DATABASES begin with 'OPTIONS': {'transaction_mode': 'IMMEDIATE'}"
+
+
+def connection_of(using: str) -> Any:
+    """Give Django's connection with this alias."""
+    try:
+        return connections[using]
+    except ImproperlyConfigured as error:
+        raise ConfigError(
+            "Django is not set up: name its settings (DJANGO_SETTINGS_MODULE=shop.settings), and call django.setup()"
+            f" at the top of the module with the inbox ({error})"
+        ) from error
 
 
 def dialect_of(connection: Any) -> Dialect:

@@ -3,11 +3,11 @@
 from typing import Any, Literal, TypeVar
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import transaction
 from django.db import utils as errors
 
 from pillarbox.core.insert import Rows, Statement
-from pillarbox.django.connection import check_transaction, dialect_of, failures, outages, run
+from pillarbox.django.connection import check_transaction, connection_of, dialect_of, failures, outages, run
 from pillarbox.django.outbox import outbox_settings
 from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
@@ -50,7 +50,7 @@ class Inbox(Registry[Any, None]):
 
     def first_time(self, message_id: str | UUID) -> bool:
         """Note a message in the transaction of `using`; False if this consumer has it already."""
-        connection = connections[self._using]
+        connection = connection_of(self._using)
         check_transaction(connection)
         program = programs.first_time(self.texts, message_key(message_id))
         return drive(program, lambda statement: _run(connection, statement))
@@ -58,7 +58,7 @@ class Inbox(Registry[Any, None]):
     @property
     def texts(self) -> Texts:
         """The statements for the consumer's database."""
-        settings, dialect = outbox_settings(), dialect_of(connections[self._using])
+        dialect, settings = dialect_of(connection_of(self._using)), outbox_settings()
         place: str = self._prefix or settings.get("prefix", "pillarbox_")
         if dialect == "postgres":
             place = f"{self._schema or settings.get('schema', 'public')}.{place}"
@@ -67,11 +67,11 @@ class Inbox(Registry[Any, None]):
     @property
     def most_workers(self) -> int | None:
         """SQLite has one writer at a time."""
-        return 1 if dialect_of(connections[self._using]) == "sqlite" else None
+        return 1 if dialect_of(connection_of(self._using)) == "sqlite" else None
 
     def perform(self, program: Program[R], *, reading: bool = False) -> R:
         """Run a program in a transaction of its own, on this thread's connection; for the consumer."""
-        connection = connections[self._using]
+        connection = connection_of(self._using)
         if not connection.settings_dict["AUTOCOMMIT"]:
             raise ConfigError(
                 f"DATABASES[{self._using!r}]: with AUTOCOMMIT off Django leaves commits to you, so nothing would ever"
@@ -101,7 +101,7 @@ class Inbox(Registry[Any, None]):
 
     def close(self) -> None:
         """Close this thread's connection."""
-        connections[self._using].close()
+        connection_of(self._using).close()
 
 
 def _run(connection: Any, statement: Statement) -> Rows:

@@ -18,8 +18,8 @@ def check_kind(connection: object, expected: type) -> None:
     if not isinstance(connection, expected):
         raise ConfigError(
             f"a {type(connection).__module__}.{type(connection).__qualname__} is no psycopg.{expected.__name__}:"
-            " pillarbox.psycopg.Outbox takes a Connection, AsyncOutbox an AsyncConnection; each other tool has a module"
-            " of its own"
+            " pillarbox.psycopg's Outbox and Inbox take a Connection, AsyncOutbox and AsyncInbox an AsyncConnection;"
+            " each other tool has a module of its own"
         )
 
 

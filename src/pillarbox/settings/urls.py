@@ -46,7 +46,8 @@ def parse_url(setting: str, text: str) -> Url:
     if not colon or not scheme.isalnum():
         if _KEYWORDS.search(text):
             raise ConfigError(f"{setting}: what was given is not a URL: write postgresql://user@host:5432/shop")
-        raise ConfigError(f"{setting}: what was given is not a URL: write for example sqlite:///shop.db")
+        file = "stream.db" if setting == "broker" else "shop.db"
+        raise ConfigError(f"{setting}: what was given is not a URL: write for example sqlite:///{file}")
     return Url(scheme, rest)
 
 

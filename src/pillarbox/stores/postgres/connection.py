@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pillarbox.core.postgres_facts import MISCONFIGURED
 from pillarbox.core.retry import words_of
 from pillarbox.errors import ConfigError, LaneLost, MissingExtra, SchemaMismatch, StoreError, StoreUnavailable
 
@@ -32,7 +33,6 @@ LOST = "PB001"
 NOT_OURS = "PB002"
 """... somebody else carries the events, and relays must not."""
 _QUIET_NETWORK = {"connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5", "keepalives_count": "3"}
-_MISCONFIGURED = ("password authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _instant = struct.Struct("!q").unpack
 
@@ -203,7 +203,7 @@ def failures() -> Iterator[None]:
         raise StoreError(f"PostgreSQL: {_first_line(error)}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
-        if any(sign in words for sign in _MISCONFIGURED):
+        if any(sign in words for sign in MISCONFIGURED):
             raise ConfigError(f"database: {words}") from error
         raise StoreUnavailable(f"PostgreSQL is away: {words}") from error
     except psycopg.Error as error:
