@@ -190,3 +190,39 @@ def test_a_hint_without_its_library_names_the_extra(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(MissingExtra, match=r"inbox\.hint needs the extra 'redis': pip install 'pillarbox\[redis\]'"):
         Consumer(INBOX, topics=["order-events"], settings=hinted("redis://localhost"))
+
+
+@pytest.mark.parametrize(
+    ("database", "broker", "library", "ours", "line"),
+    [
+        (
+            DATABASE,
+            "kafka://localhost",
+            "confluent_kafka",
+            "brokers.kafka",
+            "a kafka:// broker needs the extra 'kafka'",
+        ),
+        (DATABASE, "rabbitmq://localhost", "aiormq", "brokers.rabbitmq", "RabbitMQ needs the extra 'rabbitmq'"),
+        (DATABASE, "redis://localhost", "redis", "brokers.redis", "a redis:// broker needs the extra 'redis'"),
+        (DATABASE, "redis://localhost", "hiredis", "brokers.redis", "a redis:// broker needs the extra 'redis'"),
+        (DATABASE, "nats://localhost", "nats", "brokers.nats", "a NATS broker needs the extra 'nats'"),
+        (DATABASE, "https://localhost", "httpx", "brokers.webhook", "an HTTPS broker needs the extra 'webhooks'"),
+        (
+            "postgresql://localhost/shop",
+            "stdout:",
+            "psycopg",
+            "stores.postgres",
+            "a postgresql:// database needs the extra 'postgres'",
+        ),
+    ],
+)
+def test_without_its_library_a_relay_says_at_once_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, database: str, broker: str, library: str, ours: str, line: str
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(f"pillarbox.{ours}")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingExtra) as caught:
+        Relay(database=database, broker=broker)
+    assert str(caught.value) == f"{line}: pip install 'pillarbox[{caught.value.extra}]'"
+    assert line.endswith(f"'{caught.value.extra}'")
