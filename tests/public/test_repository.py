@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from functools import cache
+from importlib.metadata import metadata, requires
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ LOCKS = sorted((ROOT / "locks").glob("*.lock"))
 # Put together here, so that this file does not hold them either.
 INDEX_HOSTS = [name + "." + end for name, end in [("pypi", "org"), ("pythonhosted", "org"), ("pypi", "python.org")]]
 INDEX_OPTIONS = ["--index" + "-url", "--extra-index" + "-url", "--find" + "-links", "--trusted" + "-host"]
+EXTRAS = (
+    "cli", "postgres", "asyncpg", "sqlalchemy", "django", "kafka", "rabbitmq", "redis", "nats", "webhooks",
+    "prometheus", "opentelemetry", "dashboard", "all",
+)  # fmt: skip
 
 needs_git = pytest.mark.skipif(
     shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git: it lists what the repository holds"
@@ -79,6 +84,23 @@ def test_a_lock_holds_everything_that_was_asked_for(lock: Path) -> None:
 )
 def test_the_papers_are_there(name: str, words: str) -> None:
     assert words in (ROOT / name).read_text()
+
+
+def test_the_package_requires_nothing_without_an_extra() -> None:
+    required = requires("pillarbox")
+    assert required
+    assert [line for line in required if not re.search(r"; .*\bextra == ", line)] == []
+
+
+def test_there_are_these_extras_and_no_others() -> None:
+    assert sorted(metadata("pillarbox").get_all("Provides-Extra") or ()) == sorted(EXTRAS)
+
+
+def test_the_extra_all_is_all_the_others() -> None:
+    required = [line.partition(";")[::2] for line in requires("pillarbox") or ()]
+    every = {what for what, when in required if "'all'" in when or '"all"' in when}
+    assert every
+    assert every == {what for what, _ in required}
 
 
 def test_make_alone_lists_the_verbs() -> None:
