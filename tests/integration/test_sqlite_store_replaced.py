@@ -74,6 +74,23 @@ async def test_ids_that_will_begin_again_are_noticed_before_the_first_insert(sho
     assert names(await read(store)) == ["C"]
 
 
+@pytest.mark.parametrize(("rows", "words"), [(10_000, " 10000 rows below"), (10_500, " more than 10,000 rows below")])
+async def test_many_rows_whose_ids_have_begun_again_are_not_all_counted(shop: Shop, rows: int, words: str) -> None:
+    store = await shop.holder()
+    shop.add("A")
+    await settle(store, await read(store))
+    shop.sql("UPDATE pillarbox_ticks SET last_id = 20000")
+    await store.release()
+    begin_again(shop)
+    shop.sql(
+        f"WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})"
+        " INSERT INTO pillarbox_outbox (event_type, topic, payload)"
+        " SELECT 'B', 'orders', '{}' FROM n"
+    )
+    with pytest.raises(StoreError, match=f"newest is {rows}.*up to 20000 is settled, so{words}"):
+        await store.take()
+
+
 async def test_the_cure_leaves_what_is_parked_where_it_is(shop: Shop) -> None:
     store = await shop.holder()
     shop.add("Dead", aggregate="7")

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from pillarbox.errors import StoreError
 
+_COUNTED = 10_000
+"""How many rows a message counts: looking through the whole log would hold up the relay that it stops."""
+
 
 class Positions(NamedTuple):
     """`detours` are open, or closed ahead of the main position (`closed_ahead`), which then still hold."""
@@ -52,10 +55,11 @@ def begun_again(db: sqlite3.Connection, prefix: str, position: int) -> str | Non
         f"id <= {position} AND NOT EXISTS (SELECT 1 FROM {prefix}parked p"
         f" WHERE p.position = {outbox}.id AND p.event_id = {outbox}.event_id)"
     )
-    [count] = db.execute(f"SELECT count(*) FROM {outbox} WHERE {new}").fetchone()
+    [count] = db.execute(f"SELECT count(*) FROM (SELECT 1 FROM {outbox} WHERE {new} LIMIT {_COUNTED + 1})").fetchone()
+    many = f"more than {_COUNTED:,}" if count > _COUNTED else str(count)
     return (
         f"the ids of {outbox} have begun again: the newest is {newest}, but everything up to {position} is settled, so"
-        f" {count} {'row' if count == 1 else 'rows'} below would never be published. The table was rebuilt or emptied"
+        f" {many} {'row' if count == 1 else 'rows'} below would never be published. The table was rebuilt or emptied"
         " together with its row in sqlite_sequence. Move the rows above the position, in their order, with this SQL:"
         f" BEGIN IMMEDIATE; UPDATE {outbox} SET id = id + {position} WHERE {new};"
         f" DELETE FROM sqlite_sequence WHERE name = '{outbox}';"
