@@ -39,6 +39,10 @@ CONSUMER_MOMENTS = (
     Moment.DELIVERED,
     Moment.STORED, Moment.MARKED, Moment.HANDLED, Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED,
 )  # fmt: skip
+NOT_SIMULATED = {
+    Moment.PRUNED: "nothing is old enough to be pruned within a run; kill -9 strikes it on the real databases",
+}
+"""Crash points at which no fault strikes here, and why."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.simulation.faults import expected
+from pillarbox.telemetry.hooks import CRASH_POINTS
+from tests.simulation.faults import NOT_SIMULATED, expected
 from tests.simulation.mutants import MUTANTS, Mutant
 from tests.simulation.run import Result, run_one
 
@@ -35,6 +36,12 @@ def test_nothing_is_lost_invented_reordered_or_applied_twice(record_property: Ca
         record_property("says", f"  {fault} struck at {point}: {struck[fault, point]}")
     assert not failed, "\n".join(map(str, failed))
     assert not [place for place in expected() if not struck[place]], "a fault never struck one of its points"
+
+
+def test_every_crash_point_is_simulated_or_says_why_not() -> None:
+    simulated = {point for fault, point in expected() if fault == "crash"}
+    assert CRASH_POINTS - simulated == set(NOT_SIMULATED)
+    assert all(NOT_SIMULATED.values())
 
 
 @pytest.mark.parametrize("seed", FAILED_ONCE)
