@@ -27,19 +27,21 @@ GRANT INSERT (
 GRANT EXECUTE ON FUNCTION {p}draw_numbers(text[], text[]), {p}take_keys(text[], uuid[], boolean) TO {prefix}writer;
 
 GRANT SELECT, INSERT, DELETE ON {p}inbox, {p}inbox_shared TO {prefix}consumer;
-GRANT SELECT, INSERT, UPDATE, DELETE ON {p}inbox_parked, {p}inbox_numbers TO {prefix}consumer;
+GRANT SELECT, INSERT, UPDATE, DELETE ON {p}inbox_parked TO {prefix}consumer;
+GRANT SELECT, INSERT, UPDATE ON {p}inbox_numbers TO {prefix}consumer;
 
 GRANT SELECT, DELETE ON {p}outbox, {p}keys TO {prefix}relay;
 GRANT SELECT ON SEQUENCE {p}outbox_id_seq TO {prefix}relay;
-GRANT SELECT ON {p}numbers TO {prefix}relay;
-GRANT SELECT, INSERT, UPDATE ON {p}meta TO {prefix}relay;
+GRANT SELECT ON {p}numbers, {p}inbox_numbers TO {prefix}relay;
+GRANT SELECT, INSERT, UPDATE ON {p}meta, {p}replays TO {prefix}relay;
 GRANT SELECT, UPDATE ON {p}lanes TO {prefix}relay;
-GRANT SELECT, INSERT, DELETE ON {p}ticks, {p}audit TO {prefix}relay;
+GRANT SELECT, INSERT, DELETE ON {p}ticks, {p}pauses, {p}archive, {p}notes TO {prefix}relay;
+GRANT SELECT, INSERT ON {p}audit TO {prefix}relay;   -- what was done stays written down
 GRANT UPDATE (count) ON {p}audit TO {prefix}relay;   -- a line counts on while batches are done
 GRANT UPDATE (published, failed) ON {p}ticks TO {prefix}relay;   -- retention sums up what it thins out
-GRANT SELECT, INSERT, UPDATE, DELETE ON {p}relays, {p}parked, {p}pauses, {p}archive, {p}slot, {p}notes,
-    {p}replays TO {prefix}relay;
-GRANT SELECT, UPDATE, DELETE ON {p}inbox, {p}inbox_numbers, {p}inbox_parked TO {prefix}relay;
+GRANT SELECT, INSERT, UPDATE, DELETE ON {p}relays, {p}parked, {p}slot TO {prefix}relay;
+GRANT SELECT, DELETE ON {p}inbox TO {prefix}relay;
+GRANT SELECT, UPDATE, DELETE ON {p}inbox_parked TO {prefix}relay;
 
 GRANT SELECT (
     xid, id, event_id, aggregate_type, aggregate_id, event_type, topic, content_type, idempotency_key, number,

@@ -118,7 +118,7 @@ class Tables:
             )
 
     def roles(self) -> str:
-        """Give the script that makes the three roles."""
+        """Give the script that makes the four roles."""
         return self._in_place(files("pillarbox.stores.postgres").joinpath("roles.sql").read_text())
 
     def _in_place(self, text: str) -> str:
