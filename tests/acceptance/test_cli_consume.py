@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sqlite3
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pillarbox import Event
+from tests.acceptance.test_systemd import manager
 
 if TYPE_CHECKING:
     from tests.acceptance.conftest import Shop
@@ -27,6 +29,17 @@ not_an_inbox = 5
 def bill(connection, event):
     if event.payload["order_id"] == 13 and not Path("superstition-is-over").exists():
         raise Reject("we do not bill order 13")
+    connection.execute("INSERT INTO invoices VALUES (?)", [event.payload["order_id"]])
+"""
+HANGING = """
+import threading
+from pathlib import Path
+
+@inbox.handler("OrderPaid")
+def hang(connection, event):
+    Path("it-hangs").touch()
+    if not Path("it-goes-on").exists():
+        threading.Event().wait()
     connection.execute("INSERT INTO invoices VALUES (?)", [event.payload["order_id"]])
 """
 CONSUME = "pillarbox consume billing:inbox --topic order-events --broker sqlite:///stream.db"
@@ -60,6 +73,31 @@ def test_the_handlers_of_a_module_in_the_current_directory_run(billing: "Shop", 
     relay(billing)
     with billing.running(CONSUME):
         until(lambda: sorted(invoices(billing)) == [7, 8])
+
+
+def test_a_second_signal_stops_a_consumer_at_once_and_its_event_is_handled_after_a_restart(
+    billing: "Shop", until: Until
+) -> None:
+    (billing.directory / "billing.py").write_text(BILLING + HANGING)
+    billing.add(Event("OrderPaid", {"order_id": 7}, aggregate=("order", 7)))
+    relay(billing)
+    with manager(str(billing.directory / "notify")) as systemd:
+        billing.environment |= systemd.environment()
+        process = billing.start(CONSUME)
+        try:
+            until((billing.directory / "it-hangs").exists)
+            process.send_signal(signal.SIGTERM)
+            systemd.until("STOPPING=1")
+            assert process.poll() is None  # it waits for the handler
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(5) == 1
+        finally:
+            process.kill()
+            process.communicate()
+    assert invoices(billing) == []
+    (billing.directory / "it-goes-on").touch()
+    with billing.running(CONSUME):
+        until(lambda: invoices(billing) == [7])
 
 
 def test_once_consumes_until_nothing_is_left(billing: "Shop") -> None:
