@@ -15,7 +15,7 @@ import msgspec
 import pydantic
 import pytest
 
-from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event
+from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event, carrying
 from pillarbox.errors import AddError, InvalidEvent
 
 ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
@@ -334,6 +334,16 @@ def test_an_event_can_be_copied_and_pickled() -> None:
         with pytest.raises(TypeError):
             twin.headers["x"] = "y"  # type: ignore[index]
     assert copy.deepcopy(event).payload["a"] is not event.payload["a"]
+
+
+def test_further_headers_make_another_event_with_the_same_id() -> None:
+    event = Event("X", {"a": [1]}, aggregate=("order", 1), headers={"h": "v"}, occurred_at=WHEN)
+    carried = carrying(event, {"traceparent": "00-1"})
+    assert (carried.headers, event.headers) == ({"h": "v", "traceparent": "00-1"}, {"h": "v"})
+    assert carrying(carried, {}) == carried
+    assert (carried.id, carried.payload, carried.occurred_at) == (event.id, event.payload, WHEN)
+    with pytest.raises(TypeError):
+        carried.headers["x"] = "y"  # type: ignore[index]
 
 
 def test_an_event_shows_what_it_is() -> None:

@@ -251,6 +251,13 @@ def test_a_cloudevent_of_somebody_else_can_be_a_payload(format: str) -> None:
     assert decode(Delivery(message)).payload == theirs
 
 
+def test_a_body_that_only_says_that_it_is_a_cloudevent_leaves_the_event_its_identity() -> None:
+    message = encode(order(data=b"{", content_type="application/cloudevents+json"), 1, "cloudevents")
+    assert identity(message) == (str(ID), "OrderPlaced", "order", "7", order().number)
+    with pytest.raises(DecodeError):
+        decode(Delivery(message))
+
+
 def test_a_structured_cloudevent_may_repeat_its_attributes_as_headers() -> None:
     message = encode(order(), 1, "cloudevents-structured")
     repeated = encode(order(), 1, "cloudevents").headers

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pillarbox.core.postgres_facts import error_of, migrate_up
+from pillarbox.core.postgres_facts import RowUndone, StoreConflict, TransactionFailed, error_of, migrate_up
 from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 
 
@@ -51,3 +51,30 @@ def test_a_connection_that_is_never_let_in_is_to_be_mended_and_not_waited_for(wo
     assert type(error) is StoreError
     assert "mend the user, the password or the database's name" in str(error)
     assert type(error_of(Exception("connection refused"), None)) is StoreUnavailable
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "kind", "words"),
+    [
+        ("42501", StoreError, "no: grant this user the writer's role, which the script with the roles makes"),
+        ("25P02", TransactionFailed, "an earlier statement of this transaction failed (no): roll back and begin again"),
+        ("PB001", RowUndone, "no"),
+        ("25006", StoreUnavailable, "no: this may be a standby; connect to the primary and try again"),
+        ("40001", StoreConflict, "no; roll back and try again"),
+        ("40P01", StoreConflict, "no; roll back and try again"),
+        ("55P03", StoreUnavailable, "no; roll back and try again"),
+        ("57014", StoreUnavailable, "no; roll back and try again"),
+        ("57P01", StoreUnavailable, "PostgreSQL is away: no; connect and try again"),
+        ("25P03", StoreUnavailable, "PostgreSQL is away: no; connect and try again"),
+        (None, StoreUnavailable, "PostgreSQL is away: no; connect and try again"),
+        ("23505", StoreError, "PostgreSQL refused: no"),
+    ],
+)
+def test_the_class_says_whether_trying_again_helps(sqlstate: str | None, kind: type[StoreError], words: str) -> None:
+    error = error_of(Exception("no\nDETAIL: for programmers"), sqlstate)
+    assert type(error) is kind
+    assert str(error) == words
+
+
+def test_an_error_without_words_is_named() -> None:
+    assert "away: TimeoutError;" in str(error_of(TimeoutError(), None))
