@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pillarbox.demo.processes import Process, Processes, ProcessFailed
+from pillarbox.torture.processes import Process, Processes, ProcessFailed
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_writing_to_a_process_that_is_gone_is_told(processes: Processes, tmp_pat
 def test_a_process_that_does_not_stop_is_told(
     processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pillarbox.demo.processes.PATIENCE", 0.05)
+    monkeypatch.setattr("pillarbox.torture.processes.PATIENCE", 0.05)
     process = start(processes, tmp_path, "import signal\nwhile True: signal.pause()")
     process.freeze()
     with pytest.raises(ProcessFailed, match="did not end within"):

@@ -49,6 +49,7 @@ PLANNED = [
     "stats",
     "status",
     "top",
+    "torture",
 ]
 
 

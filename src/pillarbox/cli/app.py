@@ -28,6 +28,7 @@ from pillarbox.cli import (
     status,
     top,
     topics,
+    torture,
 )
 from pillarbox.cli.output import ExitCode, say
 from pillarbox.errors import PillarboxError
@@ -45,6 +46,7 @@ app = typer.Typer(
     context_settings={"auto_envvar_prefix": "PILLARBOX", "help_option_names": ["--help", "-h"]},
 )
 app.command("demo")(demo.demo)
+app.command("torture")(torture.torture)
 app.command("init")(config.init)
 app.add_typer(migrate.app, name="migrate")
 app.command("status")(status.status)

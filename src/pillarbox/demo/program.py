@@ -17,10 +17,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from pillarbox.demo.processes import ProcessFailed
 from pillarbox.demo.story import Kill, Story, TimeIsUp, sqlite_url
 from pillarbox.demo.view import open_view
 from pillarbox.torture.checker import Report, check, read
+from pillarbox.torture.processes import ProcessFailed
 
 KILLS_EACH = 2
 FEWEST_EVENTS = 50

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from pillarbox.demo import billing, shop
 from pillarbox.demo.gauges import Gauges, Reading
-from pillarbox.demo.processes import Process, Processes
 from pillarbox.demo.view import View
+from pillarbox.torture.processes import Process, Processes
 
 LOOK_EVERY = 0.02
 FROZEN_AT_MOST = 1.0

@@ -168,9 +168,9 @@ def read(directory: Path, *, consumer: bool = True) -> History:
     unsound: list[str] = []
     changes = list(_read_intents(directory / "intents", unsound))
     journal = {row[0] for row in _rows(directory / "shop.db", "SELECT change FROM journal")}
-    done, rolled_back = _resolve(changes, journal, unsound)
+    done, rolled_back = resolve(changes, journal, unsound)
     return History(
-        committed=_in_commit_order(done, unsound),
+        committed=in_commit_order(done, unsound),
         rolled_back=[_seen(event) for change in rolled_back for event in change.events],
         wire=_read_wire(directory / "stream.db"),
         applied=_read_effects(directory / "billing.db") if consumer else None,
@@ -211,7 +211,7 @@ def _read_intent_log(log: Path, unsound: list[str]) -> Iterator[Change]:
         yield Change(change, events, outcomes.get(change))
 
 
-def _resolve(
+def resolve(
     changes: Sequence[Change], journal: set[str], unsound: list[str]
 ) -> tuple[Sequence[Change], Sequence[Change]]:
     """Part the changes into those that committed and those that did not; the journal decides where the log does not."""
@@ -229,7 +229,7 @@ def _resolve(
     return [one for one in changes if committed(one)], [one for one in changes if not committed(one)]
 
 
-def _in_commit_order(changes: Sequence[Change], unsound: list[str]) -> Mapping[str, Sequence[Seen]]:
+def in_commit_order(changes: Sequence[Change], unsound: list[str]) -> Mapping[str, Sequence[Seen]]:
     """Order each aggregate's events by the version that its row had in the transaction; versions have no gaps."""
     versions: dict[str, list[tuple[int, Seen]]] = {}
     for change in changes:

@@ -1,4 +1,4 @@
-"""The demo's processes: started together in one process group, which dies with us however we die."""
+"""Processes of a demo or a torture: started together in one process group, which dies with us however we die."""
 
 import os
 import signal
@@ -26,6 +26,8 @@ class Process:
     ) -> None:
         self.name = name
         self.log = log
+        self.killed = False
+        """Whether we have killed it."""
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 command,
@@ -41,6 +43,15 @@ class Process:
     @property
     def pid(self) -> int:
         return self._popen.pid
+
+    @property
+    def lives(self) -> bool:
+        return self._popen.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """How it ended: its exit code, or minus the signal's number; None while it runs."""
+        return self._popen.poll()
 
     def check(self, *, may_end: bool = True) -> None:
         """Raise if it has ended badly, or at all if it should run until it is stopped."""
@@ -71,8 +82,13 @@ class Process:
 
     def kill(self) -> None:
         """kill -9, and wait until it is gone."""
+        self.killed = True
         self._popen.kill()
         self._close()
+
+    def terminate(self) -> None:
+        """Ask it to end, and do not wait."""
+        self._popen.terminate()
 
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""
@@ -99,7 +115,7 @@ class Process:
 
 
 class Processes:
-    """All processes of the demo. Leaving the context kills what still runs; so does our own death, by a guard."""
+    """All processes of a run. Leaving the context kills what still runs; so does our own death, by a guard."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs

@@ -1,0 +1,34 @@
+"""The consumers of the torture: each event becomes one row of a ledger, through the inbox, in one transaction.
+
+`pillarbox consume pillarbox.torture.effects:inbox` runs it; TORTURE_LEDGER names its database.
+"""
+
+import os
+import signal
+from typing import Any
+
+from pillarbox import Event
+from pillarbox.torture.bank import bank_at
+
+_bank = bank_at(os.environ["TORTURE_LEDGER"])
+inbox = _bank.inbox("torture")
+
+
+def book(connection: Any, event: Event[dict[str, Any]]) -> None:
+    """Book an event: not idempotent, so only the inbox stands between a copy and a second effect."""
+    assert event.aggregate is not None
+    says, aggregate = event.payload, "/".join(event.aggregate)
+    _bank.run(
+        connection,
+        "INSERT INTO {p}ledger (event_id, aggregate, version, amount) VALUES (%s, %s, %s, %s)",
+        str(event.id), aggregate, says["version"], says["amount"],
+    )  # fmt: skip
+
+
+def die(connection: Any, event: Event[dict[str, Any]]) -> None:
+    """Kill this process, as code that runs out of memory would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+inbox.handler("Changed")(book)
+inbox.handler("Deadly")(die)
