@@ -1,15 +1,24 @@
-"""Several relays on one PostgreSQL: who has lost its lanes changes nothing any more."""
+"""Relays on one PostgreSQL: who has lost its lanes changes nothing any more; an idle one hears the bell; none keeps a
+transaction open while it publishes."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
 
+import psycopg
 import pytest
 
+from pillarbox import Event, Settings
 from pillarbox.core.message import Message
 from pillarbox.errors import LaneLost, StoreUnavailable
+from pillarbox.psycopg import Outbox
+from pillarbox.settings import RelaySettings
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import Relay
-from tests.integration.postgres_world import EPOCHS_UNCHECKED, Mutant, SlowRelay, add, migrate, run
+from tests.integration.postgres_world import EPOCHS_UNCHECKED, PATIENCE, Mutant, SlowRelay, add, migrate, run, soon
 
 EVENTS = [f"event-{n}" for n in range(10)]
 
@@ -86,3 +95,87 @@ async def test_running_once_carries_everything_although_relays_died_before(datab
 
     assert await Relay(database=database, publish=publish).run_once() == 60
     assert published == many
+
+
+class IdleRelay:
+    """A relay that looks again after an hour, unless it is rung; and what it has read and published."""
+
+    def __init__(self, database: str) -> None:
+        hour = timedelta(hours=1)
+        settings = replace(Settings(), relay=RelaySettings(idle_first=hour, idle_longest=hour))
+        self.published: list[str] = []
+        self.has_read = asyncio.Event()
+        self.relay = Relay(settings, database=database, publish=self._publish, hooks=Hooks(self._note))
+        self._database = database
+
+    async def falls_idle(self) -> None:
+        """Wait until it does not look any more: it begins to listen as its first nap begins."""
+        listens = (
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle'"
+            " AND application_name = 'pillarbox doorbell' AND query LIKE 'LISTEN%'"
+        )
+        await soon(lambda: run(self._database, listens) != [], "the relay listens")
+
+    def _publish(self, messages: list[Message]) -> None:
+        self.published += [message.headers["type"] for message in messages]
+
+    def _note(self, moment: Moment, facts: Facts) -> None:
+        if moment is Moment.ENTRIES_READ:
+            self.has_read.set()
+
+
+def write(database: str, name: str, *, notify: bool) -> None:
+    with psycopg.connect(database) as connection:
+        Outbox(topic="orders", notify=notify).add(connection, Event(name, {}, aggregate=("order", "1")))
+
+
+async def test_an_idle_relay_hears_a_writer_that_rings(database: str) -> None:
+    await migrate(database)
+    idle = IdleRelay(database)
+    async with idle.relay:
+        await idle.falls_idle()
+        write(database, "Rung", notify=True)
+        await soon(lambda: idle.published == ["Rung"], "it is published")
+
+
+async def test_an_idle_relay_does_not_notice_a_writer_that_does_not_ring(database: str) -> None:
+    await migrate(database)
+    idle = IdleRelay(database)
+    async with idle.relay:
+        await idle.falls_idle()
+        write(database, "Quiet", notify=False)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(idle.has_read.wait(), 1)
+        write(database, "Rung", notify=True)
+        await soon(lambda: idle.published == ["Quiet", "Rung"], "both are published")
+
+
+async def test_no_transaction_is_open_during_a_publish(database: str) -> None:
+    await migrate(database)
+    add(database, *EVENTS)
+    running: list[tuple[str, str]] = []
+    left: list[list[tuple[str, str]]] = []
+
+    def publish(messages: list[Message]) -> None:
+        # The next batch is read meanwhile, by a statement that is a transaction of its own and ends by itself. One that
+        # is kept open until this returns does not, however long this looks.
+        deadline = time.monotonic() + PATIENCE / 10
+        while (found := open_transactions(database)) and time.monotonic() < deadline:
+            running.extend(found)
+        left.append(found)
+
+    settings = replace(Settings(), relay=RelaySettings(batch=2))
+    await Relay(settings, database=database, publish=publish).run_once()
+    assert len(left) >= 5
+    assert not any(left)
+    assert {state for _, state in running} <= {"active"}
+
+
+def open_transactions(database: str) -> list[tuple[str, str]]:
+    """Give name and state of our backends that are in a transaction."""
+    found = run(
+        database,
+        "SELECT application_name, state FROM pg_stat_activity WHERE datname = current_database()"
+        " AND application_name LIKE 'pillarbox%' AND xact_start IS NOT NULL",
+    )
+    return [(name, state) for name, state in found]
