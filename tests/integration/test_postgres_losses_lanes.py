@@ -6,6 +6,7 @@ epochs that stay              every taking gives a lane a new epoch, also to a h
 any epoch                     what is held is held under its epoch
 leases for ever               a lease ends by the database's clock
 stored of one, stored of both lanes that become one are stored again if one of them was not stored
+forgotten in silence          who loses lanes as it takes more hears of it: what was given out is forgotten
 lanes that are skipped        lanes in our own name are taken anew only once no old statement holds them
 """
 
