@@ -26,6 +26,7 @@ from pillarbox.telemetry.hooks import CRASH_POINTS, Hooks, Moment
 from tests.acceptance import crashing
 from tests.acceptance.crashing import BATCH, ORDERS, relay, tapped
 from tests.acceptance.streams import STREAMS, stream_on
+from tests.integration.postgres_world import EPOCHS_UNCHECKED, Mutant
 
 EACH = 6
 WINDOW_AND_CHUNK = 3 * BATCH
@@ -126,31 +127,72 @@ def test_a_relay_killed_at_any_moment_loses_and_invents_nothing(tmp_path: Path, 
     assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
 
 
-@pytest.mark.parametrize("moment", [Moment.ENTRIES_READ, Moment.BEFORE_SEND, Moment.SENT, Moment.ANSWERED])
+ASLEEP = {
+    Moment.ENTRIES_READ: False,
+    Moment.BEFORE_SEND: True,
+    Moment.SENT: True,
+    Moment.ANSWERED: True,
+}
+"""Where a relay is stopped past its lease, and whether it comes to settle when it is woken, or sees by its own clock
+that it must not go on.
+
+mutant                        the rule that it takes out
+----------------------------  ------------------------------------------------------------------------------------
+any epoch                     what is held is held under its epoch: else the woken one turns the position back over
+                              what another relay has published meanwhile
+
+That the ticks exist which memory came from is no rule for this case: they do (test_postgres_losses_ticks.py).
+"""
+Until = Callable[[Callable[[], bool]], None]
+
+
+@pytest.mark.parametrize("moment", ASLEEP)
 def test_a_relay_that_is_stopped_past_its_lease_and_woken_repeats_but_reorders_nothing(
-    tmp_path: Path, database: str, moment: Moment, until: Callable[[Callable[[], bool]], None]
+    tmp_path: Path, database: str, moment: Moment, until: Until
 ) -> None:
+    wire = wire_after_a_sleep(tmp_path, database, moment, until)
+    assert_all_in_order(list(dict.fromkeys(wire)))
+    assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
+    assert repeated_after_a_sleep(wire) == []
+
+
+@pytest.mark.parametrize("moment", [moment for moment, settles in ASLEEP.items() if settles])
+def test_without_epochs_a_relay_that_is_woken_would_turn_the_position_back(
+    tmp_path: Path, database: str, moment: Moment, until: Until
+) -> None:
+    assert repeated_after_a_sleep(wire_after_a_sleep(tmp_path, database, moment, until, EPOCHS_UNCHECKED)) != []
+
+
+def repeated_after_a_sleep(wire: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Give what went more than once of what only the other relay has had and settled."""
+    return [event for event, copies in Counter(wire).items() if event[1] in (3, 4) and copies > 1]
+
+
+def wire_after_a_sleep(
+    folder: Path, database: str, moment: Moment, until: Until, mutant: Mutant | None = None
+) -> list[tuple[int, int]]:
+    """Stop a relay, let another one take its lanes and carry what is there and more, wake it; give what was sent."""
     migrate(database)
+    if mutant is not None:
+        mutant.install(database)
     with connect(database) as connection:
         fill(connection, psycopg.Outbox(), range(3))
-    sleeper = subprocess.Popen(command("tapped", tmp_path, database, moment, 2, "SIGSTOP"))
+    sleeper = subprocess.Popen(command("tapped", folder, database, moment, 2, "SIGSTOP"))
     try:
         _, status = os.waitpid(sleeper.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status), f"it did not stop at {moment!r}"
         with connect(database) as connection:
             fill(connection, psycopg.Outbox(), range(3, 5))
-            asyncio.run(tapped(tmp_path, database, Hooks()).run_once())
+            asyncio.run(tapped(folder, database, Hooks()).run_once())
             sleeper.send_signal(signal.SIGCONT)
             fill(connection, psycopg.Outbox(), [5])
-        until(lambda: len(set(tap_of(tmp_path))) == ORDERS * EACH)
+        until(lambda: len(set(tap_of(folder))) == ORDERS * EACH)
         sleeper.send_signal(signal.SIGTERM)
         assert sleeper.wait(30) == 0
     finally:
         sleeper.kill()
         sleeper.wait()
-    wire = tap_of(tmp_path)
-    assert_all_in_order(list(dict.fromkeys(wire)))
-    assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
+    return tap_of(folder)
 
 
 OUTSIDE_A_TRANSACTION = (Moment.DELIVERED, Moment.PARKED, Moment.ACKNOWLEDGED)
