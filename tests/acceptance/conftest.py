@@ -1,4 +1,5 @@
-"""A shop whose outbox and broker are files in an empty directory, driven through the real command."""
+"""A shop whose broker is a file in an empty directory, driven through the real command. Its outbox is a file there too,
+or a database on PostgreSQL."""
 
 import asyncio
 import json
@@ -14,10 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from pillarbox import Event, Settings
 from pillarbox.dbapi import Outbox
+from pillarbox.psycopg import Outbox as PostgresOutbox
 from pillarbox.wiring import open_admin
 
 PATIENCE = 30.0
@@ -26,9 +29,9 @@ PATIENCE = 30.0
 class Shop:
     """Types commands and looks what they did."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, database: str = "sqlite:///shop.db") -> None:
         self.directory = directory
-        self.database, self.broker = "sqlite:///shop.db", "sqlite:///stream.db"
+        self.database, self.broker = database, "sqlite:///stream.db"
         self.environment = {name: value for name, value in os.environ.items() if not name.startswith("PILLARBOX_")}
 
     def type(
@@ -77,12 +80,7 @@ class Shop:
 
     def migrate(self, file: str) -> None:
         """Make the tables in a file, without the cost of a process."""
-
-        async def up() -> None:
-            async with open_admin(Settings(database=f"sqlite:///{self.directory / file}")) as admin:
-                await admin.migrate()
-
-        asyncio.run(up())
+        migrate(f"sqlite:///{self.directory / file}")
 
     def _arguments(self, line: str) -> list[str]:
         command, *words = shlex.split(line)
@@ -91,6 +89,10 @@ class Shop:
 
     def add(self, *events: Event[Any]) -> list[str]:
         """Add events in one transaction, as an application does; give their ids."""
+        if not self.database.startswith("sqlite"):
+            with psycopg.connect(self.database) as postgres:
+                PostgresOutbox().add(postgres, *events)
+            return [str(event.id) for event in events]
         connection = sqlite3.connect(self.directory / "shop.db")
         try:
             with connection:
@@ -99,6 +101,11 @@ class Shop:
         finally:
             connection.close()
         return [str(event.id) for event in events]
+
+    @property
+    def url(self) -> str:
+        """The outbox, from wherever one stands."""
+        return self.database.replace("sqlite:///", f"sqlite:///{self.directory}/")
 
     def placed(self, number: int = 7) -> str:
         """Add one event of an order; give its id."""
@@ -126,6 +133,14 @@ class Shop:
         ).stdout.splitlines()
 
 
+def migrate(database: str) -> None:
+    async def up() -> None:
+        async with open_admin(Settings(database=database)) as admin:
+            await admin.migrate()
+
+    asyncio.run(up())
+
+
 def until(condition: Callable[[], bool]) -> None:
     """Wait until something holds; fail if it takes too long."""
     deadline = time.monotonic() + PATIENCE
@@ -142,6 +157,14 @@ def shop(tmp_path: Path) -> Shop:
 @pytest.fixture
 def migrated(shop: Shop) -> Shop:
     shop.migrate("shop.db")
+    return shop
+
+
+@pytest.fixture(params=["SQLite", "PostgreSQL"])
+def on_each(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
+    """A shop with the tables, on every database."""
+    shop = Shop(tmp_path) if request.param == "SQLite" else Shop(tmp_path, request.getfixturevalue("database"))
+    migrate(shop.url)
     return shop
 
 

@@ -46,33 +46,33 @@ def test_asking_makes_no_database(shop: "Shop") -> None:
     assert list(shop.directory.iterdir()) == []
 
 
-def test_no_relay_ever(migrated: "Shop", until: Until) -> None:
-    id = migrated.placed()
-    lines = migrated.status(code=3)
+def test_no_relay_ever(on_each: "Shop", until: Until) -> None:
+    id = on_each.placed()
+    lines = on_each.status(code=3)
     assert lines == [
         "✗ no relay has ever run on this outbox; 1 event is waiting",
-        "  run: pillarbox relay run --database sqlite:///shop.db --broker sqlite:///stream.db",
+        f"  run: pillarbox relay run --database {on_each.database} --broker sqlite:///stream.db",
     ]
-    with migrated.running(commands_of(lines)[0]):
-        until(lambda: migrated.received() == [id])
-        until(lambda: migrated.status()[0] == "✓ all is well: nothing is waiting")
-        _, relay = migrated.status()
+    with on_each.running(commands_of(lines)[0]):
+        until(lambda: on_each.received() == [id])
+        until(lambda: on_each.status()[0] == "✓ all is well: nothing is waiting")
+        _, relay = on_each.status()
         assert re.fullmatch(r"· relay \S+ holds 64 lanes; seen \d s ago", relay)
 
 
-def test_a_killed_relay_is_missed_at_once(migrated: "Shop", until: Until) -> None:
-    run = f"pillarbox relay run --database {migrated.database} --broker {migrated.broker}"
-    first = migrated.placed()
-    process = migrated.start(run)
-    until(lambda: migrated.received() == [first])
+def test_a_killed_relay_is_missed_at_once(on_each: "Shop", until: Until) -> None:
+    run = f"pillarbox relay run --database {on_each.database} --broker {on_each.broker}"
+    first = on_each.placed()
+    process = on_each.start(run)
+    until(lambda: on_each.received() == [first])
     process.kill()
     process.communicate()
-    second = migrated.placed()
-    lines = migrated.status(code=3)
+    second = on_each.placed()
+    lines = on_each.status(code=3)
     seen = r"✗ no relay (has been seen for \d+ s|is running; one was here a moment ago)"
     assert re.fullmatch(rf"{seen}; (1 event is|2 events are) waiting", lines[0])
-    with migrated.running(commands_of(lines)[0]):
-        until(lambda: migrated.received()[-1] == second)
+    with on_each.running(commands_of(lines)[0]):
+        until(lambda: on_each.received()[-1] == second)
 
 
 def test_no_relay_seen_for_minutes(migrated: "Shop", until: Until) -> None:
@@ -92,32 +92,33 @@ def test_no_relay_seen_for_minutes(migrated: "Shop", until: Until) -> None:
         until(lambda: migrated.received() == ids)
 
 
-def test_paused_and_by_whom(migrated: "Shop", until: Until) -> None:
-    migrated.type(
-        f"pillarbox pause order-events --why 'the shop moves house' --database {migrated.database}", LOGNAME="ann"
+def test_paused_and_by_whom(on_each: "Shop", until: Until) -> None:
+    on_each.type(
+        f"pillarbox pause order-events --why 'the shop moves house' --database {on_each.database}",
+        LOGNAME="ann",
     )
-    id = migrated.placed()
-    with migrated.running(f"pillarbox relay run --database {migrated.database} --broker {migrated.broker}"):
-        until(lambda: relay_is_seen(migrated))
-        (line, *commands, _) = migrated.status(code=3)
+    id = on_each.placed()
+    with on_each.running(f"pillarbox relay run --database {on_each.database} --broker {on_each.broker}"):
+        until(lambda: relay_is_seen(on_each))
+        (line, *commands, _) = on_each.status(code=3)
         assert line.startswith("✗ topic order-events was paused ")
         assert " ago by ann@" in line
         assert line.endswith(": the shop moves house; 1 event is waiting")
-        assert commands == ["  run: pillarbox resume order-events --database sqlite:///shop.db"]
-        assert migrated.received() == []
-        migrated.type(commands_of(commands)[0])
-        until(lambda: migrated.received() == [id])
+        assert commands == [f"  run: pillarbox resume order-events --database {on_each.database}"]
+        assert on_each.received() == []
+        on_each.type(commands_of(commands)[0])
+        until(lambda: on_each.received() == [id])
 
 
-def test_a_broker_that_is_away(migrated: "Shop", until: Until) -> None:
-    in_the_way = migrated.directory / "stream.db"
+def test_a_broker_that_is_away(on_each: "Shop", until: Until) -> None:
+    in_the_way = on_each.directory / "stream.db"
     in_the_way.mkdir()
-    id = migrated.placed()
-    with migrated.running(
-        f"pillarbox relay run --database {migrated.database} --broker {migrated.broker} --set relay.lease='12 s'"
+    id = on_each.placed()
+    with on_each.running(
+        f"pillarbox relay run --database {on_each.database} --broker {on_each.broker} --set relay.lease='12 s'"
     ):
-        until(lambda: "broker away" in kinds(migrated))
-        line, relay = migrated.status(code=3)
+        until(lambda: "broker away" in kinds(on_each))
+        line, relay = on_each.status(code=3)
         assert relay.startswith("· relay ")
         assert line.startswith("✗ the broker has been away since 20")
         assert line.endswith(
@@ -125,21 +126,21 @@ def test_a_broker_that_is_away(migrated: "Shop", until: Until) -> None:
             "the relay goes on by itself once it is back"
         )
         in_the_way.rmdir()
-        until(lambda: migrated.received() == [id])
-        until(lambda: kinds(migrated) == ["fine"])
+        until(lambda: on_each.received() == [id])
+        until(lambda: kinds(on_each) == ["fine"])
 
 
 @pytest.fixture
-def blocked(migrated: "Shop") -> tuple["Shop", list[str]]:
+def blocked(on_each: "Shop") -> tuple["Shop", list[str]]:
     """An aggregate of two events, the first of which was refused for good."""
-    ids = [migrated.placed(), migrated.placed()]
+    ids = [on_each.placed(), on_each.placed()]
 
     def publish(messages: list[Message]) -> None:
         raise PublishRejected("the schema registry does not know it")
 
-    relay = Relay(database=f"sqlite:///{migrated.directory / 'shop.db'}", publish=publish)
+    relay = Relay(database=on_each.url, publish=publish)
     asyncio.run(relay.run_once())
-    return migrated, ids
+    return on_each, ids
 
 
 def test_blocked_behind_a_dead_event_which_is_retried(blocked: tuple["Shop", list[str]]) -> None:
@@ -148,8 +149,8 @@ def test_blocked_behind_a_dead_event_which_is_retried(blocked: tuple["Shop", lis
     assert lines[:3] == [
         f"✗ order 7 in order-events is blocked by OrderPlaced {refused}, dead after 1 attempt: "
         "the schema registry does not know it",
-        f"  run: pillarbox dead retry {refused} --database sqlite:///shop.db",
-        f"  or:  pillarbox dead drop {refused} --database sqlite:///shop.db",
+        f"  run: pillarbox dead retry {refused} --database {shop.database}",
+        f"  or:  pillarbox dead drop {refused} --database {shop.database}",
     ]
     retry, _ = commands_of(lines[:3])
     assert shop.type(retry).stdout == "retried 1 event\n"
@@ -242,7 +243,7 @@ def relay_is_seen(shop: "Shop") -> bool:
 
 def kinds(shop: "Shop") -> list[str]:
     """Give the kinds of findings, without the cost of a process."""
-    settings = Settings(database=f"sqlite:///{shop.directory / 'shop.db'}")
+    settings = Settings(database=shop.url)
 
     async def look() -> Report:
         async with open_admin(settings) as admin:
