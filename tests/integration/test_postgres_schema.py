@@ -1,20 +1,23 @@
-"""Making the tables: in a schema that is missing, and with few rights."""
+"""Making the tables: in a schema that is missing, with few rights, beside others; and what a release does not know."""
 
+import asyncio
 import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pillarbox.errors import StoreError
+from pillarbox.errors import StoreError, StoreUnavailable
+from pillarbox.stores.postgres import schema
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.schema import NEEDED, Tables
 from servers.postgres import RunningPostgres
 from tests.conftest import skip_unless_ours
+from tests.integration.postgres_world import soon
 
 
 @asynccontextmanager
@@ -90,6 +93,76 @@ async def test_who_may_not_make_the_schema_is_told_what_makes_it(database: str, 
 
 
 def test_the_command_makes_tables_in_a_schema_of_another_name(database: str) -> None:
-    words = f"-m pillarbox migrate up --database {database} --set outbox.schema=acme"
-    made = subprocess.run([sys.executable, *words.split()], capture_output=True, text=True, timeout=60)
+    made = type_migrate(f"up --database {database} --set outbox.schema=acme")
     assert (made.returncode, made.stdout) == (0, f"the tables are at version {NEEDED} now\n"), made.stderr
+
+
+def type_migrate(words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pillarbox", "migrate", *words.split()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_says_which_version_is_there(database: str) -> None:
+    before = type_migrate(f"status --database {database}")
+    assert (before.returncode, before.stdout) == (0, f"the tables are at version 0; this release needs {NEEDED}\n")
+    run(database, Tables("public", "pillarbox_").sql())
+    after = type_migrate(f"status --database {database}")
+    assert (after.returncode, after.stdout) == (0, f"the tables are at version {NEEDED}; this release needs {NEEDED}\n")
+
+
+def test_tables_from_the_future_are_refused(database: str) -> None:
+    run(database, Tables("public", "pillarbox_").sql())
+    run(database, f"UPDATE pillarbox_meta SET value = '{NEEDED + 1}' WHERE name = 'schema'")
+    refused = type_migrate(f"up --database {database}")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"pillarbox: the tables have version {NEEDED + 1}, from the future: this release knows {NEEDED};"
+        " upgrade pillarbox: pip install --upgrade pillarbox\n",
+    )
+    looked = type_migrate(f"status --database {database}")
+    assert looked.stdout == f"the tables are at version {NEEDED + 1}; this release needs {NEEDED}\n"
+
+
+@contextmanager
+def another_migration(url: str) -> Iterator[None]:
+    """Hold what a migration holds as it works."""
+    with psycopg.connect(url) as connection:
+        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('public.pillarbox_migrate', 0))")
+        yield
+
+
+def waiting(url: str) -> int:
+    """Count who waits for that."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database"
+            " WHERE d.datname = current_database() AND locktype = 'advisory' AND NOT granted"
+        )
+        [[count]] = found.fetchall()
+    return int(count)
+
+
+async def test_two_that_migrate_at_once_both_end_well(database: str) -> None:
+    tables = Tables("public", "pillarbox_")
+    async with connected(database) as first, connected(database) as second:
+        with another_migration(database):
+            both = asyncio.gather(tables.up(first), tables.up(second))
+            await soon(lambda: waiting(database) == 2, "both wait")
+        await both
+        await tables.check(first)
+
+
+async def test_a_migration_that_meets_a_lock_gives_up_soon_and_says_so(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "LOCK_TIMEOUT", "200ms")
+    tables = Tables("public", "pillarbox_")
+    async with connected(database) as connection:
+        with another_migration(database), pytest.raises(StoreUnavailable) as refused:
+            async with asyncio.timeout(20):
+                await tables.up(connection)
+        assert str(refused.value) == (
+            "another migration is at work, or somebody holds a lock on the tables: PostgreSQL waited for 200ms;"
+            " nothing was changed, run it again"
+        )
+        assert await tables.up(connection) == list(range(1, NEEDED + 1))

@@ -5,7 +5,7 @@ from importlib.resources import files
 from itertools import groupby
 
 from pillarbox.core.postgres_facts import migrate_up
-from pillarbox.errors import SchemaMismatch, StoreError
+from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 from pillarbox.ports import SchemaStatus
 from pillarbox.stores.postgres.connection import Connection
 
@@ -16,6 +16,7 @@ _FILES = sorted(
 _VERSIONS = [list(group) for _, group in groupby(_FILES, key=lambda file: file.name[:4])]
 NEEDED = len(_VERSIONS)
 NO_RIGHT = "42501"
+LOCKED = "55P03"
 LOCK_TIMEOUT = "5s"
 """A migration that waited for a lock would make every writer behind it wait too."""
 
@@ -70,8 +71,13 @@ class Tables:
         return applied
 
     async def _explain(self, error: StoreError, connection: Connection) -> None:
-        """Say which right was missing: none of our roles has the one to make tables."""
+        """Say what stood in the way: a lock, or a right that was missing, as none of our roles may make tables."""
         refusal = error.__cause__
+        if getattr(refusal, "sqlstate", None) == LOCKED:
+            raise StoreUnavailable(
+                "another migration is at work, or somebody holds a lock on the tables: PostgreSQL waited for"
+                f" {LOCK_TIMEOUT}; nothing was changed, run it again"
+            ) from refusal
         if getattr(refusal, "sqlstate", None) != NO_RIGHT:
             return
         [[user, database, there]] = await connection.run(
