@@ -16,6 +16,7 @@ polled before it is suspected so is the first one of a batch
 a lane by its hash alone      it is written down on a lane that we hold, whatever the event's own is
 suspected although it left    a relay that lives to release its lanes was not killed
 published and not stored      what was published in careful mode does not come again, so it is not suspected twice
+convicted in its turn         what is found guilty is parked at once, also while others are in flight
 suspected although judged     what failed killed nobody: its verdict ends the suspicion, in one transaction
 """
 
@@ -30,11 +31,12 @@ from pillarbox.core.entry import Entry
 from pillarbox.core.retry import RetryAt
 from pillarbox.core.routing import Topic
 from pillarbox.core.window import BLOCKED
-from pillarbox.errors import LaneLost
+from pillarbox.errors import LaneLost, StoreError
 from pillarbox.ports import Query
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.postgres.careful import Careful
 from pillarbox.stores.postgres.lanes import LaneTable
+from pillarbox.stores.postgres.memory import Memory
 from pillarbox.stores.postgres.positions import Positions
 from pillarbox.stores.postgres.reading import Reading
 from pillarbox.stores.postgres.settling import Settling
@@ -87,6 +89,7 @@ MUTANTS: dict[str, Mutant] = {
         Reading, "_from_log_carefully", {"lane if lane in way.lanes else min(way.lanes)": "lane"}
     ),
     "published and not stored": InSource(Settling, "record", {"self._careful.flying or": ""}),
+    "convicted in its turn": InPython(Memory, "put_first", lambda self, position: None),
     "suspected although judged": InSql("settle", {"IF parks THEN": "IF false THEN"}),
     "suspected although it left": InSource(
         LaneTable, "release", {"suspect = NULL, suspected = 0 WHERE owner = %s)": "crashes = crashes WHERE owner = %s)"}
@@ -357,6 +360,33 @@ async def a_topic_that_was_one_line_is_searched_by_who_holds_its_only_position(b
         assert await publish(store) == ["Letter"]
     except LaneLost:
         pytest.fail("it is not ours to write down")
+
+
+@CASES.notices("convicted in its turn")
+async def an_event_that_kills_every_relay_is_parked_while_others_are_in_flight(bench: Bench) -> None:
+    searched = [bench.lane("1")]
+    bench.add("Killer", of="1")
+    store = await bench.holder("first")
+    await store.release(searched)
+    bench.add("Before", of="2")
+    assert await publish(store) == ["Before"]
+    await bench.crash(store)
+    killer = bench.one("SELECT id FROM pillarbox_outbox WHERE event_type = 'Killer'")
+    bench.sql(
+        "UPDATE pillarbox_lanes SET crashes = 5, suspect = %s, suspected = 2 WHERE lane = ANY (%s)", [killer, searched]
+    )
+    store = await bench.holder("second")
+    bench.add("Beside", of="2")
+    given: list[Entry] = []
+    try:
+        for _ in range(5):  # nothing of it is settled before the killer's turn has come
+            given += await store.entries(10)
+    except StoreError as error:
+        pytest.fail(f"it ends the relay: {error}")
+    assert names(given) == ["Beside"]
+    assert bench.sql("SELECT event_type, state FROM pillarbox_parked ORDER BY id") == [("Killer", "dead")]
+    await settle(store, given)
+    assert await publish(store) == []
 
 
 @CASES.notices("suspected although it left")

@@ -67,6 +67,12 @@ class Memory:
             array_of(tick.n for tick in ticks), array_of(tick.token for tick in ticks), self.cluster,
         ]  # fmt: skip
 
+    def put_first(self, position: int) -> None:
+        """Let one that nobody got be settled before what was given out on other ways and is in flight."""
+        way = self.given.get(position)
+        if way is not None and position == next(id for id, of in self.given.items() if of is way):
+            self.given = {position: way} | self.given
+
     def take_back(self, positions: Iterable[int]) -> None:
         """Note that these are settled."""
         deque(map(self.given.pop, positions), maxlen=0)  # a loop without Python's own

@@ -213,6 +213,7 @@ class Reading:
         generation = self._memory.generation
         if self._careful.condemns(entry):
             blocks = self._topics[entry.topic].when_dead == "block"
+            self._memory.put_first(entry.position)
             await self._settling.record([Settlement(entry, Dead(CRASHED, blocks))])
             return False
         await self._careful.suspect(self._connection, entry, lane)
