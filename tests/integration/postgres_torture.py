@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from pillarbox.torture.checker import Report, check, read
 from servers.postgres import Postgres
@@ -61,6 +62,41 @@ def kill_and_start(server: Postgres) -> Callable[[], None]:
         server.start()
 
     return strike
+
+
+class Outages:
+    """A strike: kill -9 of the whole server. It notes when the server was away: nobody can publish then."""
+
+    def __init__(self, server: Postgres) -> None:
+        self._kill_and_start = kill_and_start(server)
+        self._spans: list[tuple[float, float]] = []
+
+    def __call__(self) -> None:
+        gone = time.time()
+        self._kill_and_start()
+        self._spans.append((gone, time.time()))
+
+    def within(self, begun: float, ended: float) -> float:
+        """Give for how many seconds of a span the server was away."""
+        return sum(max(0.0, min(ended, back) - max(begun, gone)) for gone, back in self._spans)
+
+
+class Trip(NamedTuple):
+    """An event's way: from right before its commit until the broker had its first copy."""
+
+    topic: str
+    committed: float
+    arrived: float
+
+
+def trips(directory: Path) -> list[Trip]:
+    """Read the ways of all events that have arrived from what a torture left behind."""
+    logs = [log.read_text().splitlines() for log in (directory / "intents").iterdir()]
+    intents = [intent for log in logs for intent in map(json.loads, log) if "events" in intent]
+    committed = {event["id"]: intent["at"] for intent in intents for event in intent["events"]}
+    with closing(sqlite3.connect(directory / "stream.db")) as stream:
+        arrived = stream.execute("SELECT headers ->> 'id', topic, min(at) FROM messages GROUP BY 1, 2").fetchall()
+    return [Trip(topic, committed[id], at / 1e6) for id, topic, at in arrived]
 
 
 class Torture:

@@ -21,7 +21,7 @@ from pillarbox import Event
 from pillarbox.errors import StoreUnavailable
 from pillarbox.psycopg import Outbox
 
-TOPICS = ("account-events",)
+TOPICS = ("savings", "loans", "cards")
 """An account's events go to one of these, by its number."""
 SHARED, OWN = 30, 5
 """So many accounts all writers change, and so many each one has to itself, for transactions that stay open."""
@@ -83,7 +83,7 @@ class Writer:
         if left_open:
             time.sleep(chance.uniform(0.5, LONGEST))
         connection.execute("INSERT INTO journal VALUES (%s)", [change])
-        self._write(change=change, events=events)
+        self._write(change=change, at=time.time(), events=events)
         connection.execute("ROLLBACK" if rolled_back else "COMMIT")
         if rolled_back or waits:
             self._write(change=change, outcome="rolled back" if rolled_back else "done")

@@ -1,5 +1,6 @@
 """PostgreSQL under kills, crashes and failovers for minutes; judged by the checker."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 
 from servers.postgres import Postgres
 from tests.conftest import installed, skip_unless_ours
-from tests.integration.postgres_torture import Torture, kill_and_start
+from tests.integration.postgres_relays import LEASE
+from tests.integration.postgres_torture import Outages, Torture, kill_and_start, trips
 from tests.integration.postgres_world import QUIET, Pair, migrate, new_database
+from tests.integration.postgres_writer import TOPICS
 
 
 @pytest.mark.timeout(600)
@@ -19,7 +22,6 @@ async def test_nothing_is_lost_invented_or_out_of_order_under_kills_for_a_minute
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    # For a topic that is down: more TOPICS in postgres_writer.py, and a broker in postgres_relays.py that refuses one.
     server = own_postgres(major)
     url = server.url(new_database(server))
     await migrate(url)
@@ -28,6 +30,64 @@ async def test_nothing_is_lost_invented_or_out_of_order_under_kills_for_a_minute
     assert outcome.faults == []
     assert outcome.report.committed > 5_000
     assert outcome.report.copies <= outcome.most_copies
+
+
+@pytest.mark.xfail(
+    reason="a relay that starts while a topic is down reads that topic's backlog first, takes the whole broker for away"
+    " and lets every topic wait; what is refused as away stays suspected in careful mode, so that two kills park it as"
+    " dead; and where relays are killed every second, lanes hardly leave careful mode, where one event goes at a time"
+)
+@pytest.mark.timeout(600)
+async def test_while_a_topic_is_down_the_others_wait_for_no_more_than_the_lease_and_two_seconds_under_kills(
+    own_postgres: Callable[[str], Postgres], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    server = own_postgres("15")
+    url = server.url(new_database(server))
+    await migrate(url)
+    down, kill = Down(tmp_path / f"down-{TOPICS[0]}"), Outages(server)
+    # An eighth of the run lies before each of these: the topic is down for the middle half, the server is killed
+    # before, within and after that.
+    outcome = Torture(url, tmp_path).go(60, [kill, down.begin, rest, kill, rest, down.end, kill])
+    ways = trips(tmp_path)
+    # While the server is away nobody can publish, so these seconds are left out. Those that the relays need to find
+    # out that it is back are not, nor those in which the lanes of a killed relay are taken over.
+    waits = sorted(
+        way.arrived - way.committed - kill.within(way.committed, way.arrived) for way in ways if way.topic != TOPICS[0]
+    )
+    late = sum(waited >= LEASE.total_seconds() + 2 for waited in waits)
+    drained = max(way.arrived for way in ways if way.topic == TOPICS[0] and way.committed < down.ended) - down.ended
+    record_property(
+        "says",
+        f"{outcome}; {len(waits)} events of other topics waited {waits[len(waits) // 2]:.2f} s (median),"
+        f" {waits[len(waits) * 99 // 100]:.2f} s (p99), {waits[-1]:.2f} s (longest), {late} too long;"
+        f" the topic had caught up after {drained:.1f} s",
+    )
+    assert outcome.faults == []
+    assert outcome.report.copies <= outcome.most_copies
+    held = [way for way in ways if way.topic == TOPICS[0] and down.begun < way.committed < down.ended]
+    assert len(held) > 500
+    assert min(way.arrived for way in held) >= down.ended, "the topic was not down"
+    assert waits[-1] < LEASE.total_seconds() + 2
+
+
+class Down:
+    """A topic that is refused as away from one moment to another."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.begun = self.ended = 0.0
+
+    def begin(self) -> None:
+        self._file.touch()
+        self.begun = time.time()
+
+    def end(self) -> None:
+        self.ended = time.time()
+        self._file.unlink()
+
+
+def rest() -> None:
+    """Strike nothing."""
 
 
 @pytest.mark.timeout(600)
