@@ -72,6 +72,9 @@ class Holding(NamedTuple):
 
     lanes: frozenset[int]
     share: int
+    behind: frozenset[str] = frozenset()
+    """When lanes were just taken: the topics that stand behind the others there, though nobody has paused them. Whoever
+    had them did not get them published, and nobody knows whether they go now."""
 
 
 @dataclass(frozen=True, slots=True)

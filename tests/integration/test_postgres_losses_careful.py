@@ -17,6 +17,7 @@ a lane by its hash alone      it is written down on a lane that we hold, whateve
 suspected although it left    a relay that lives to release its lanes was not killed
 published and not stored      what was published in careful mode does not come again, so it is not suspected twice
 convicted in its turn         what is found guilty is parked at once, also while others are in flight
+suspected although heard      what was answered with "away" killed nobody, and goes back to wait for its topic
 suspected although judged     what failed killed nobody: its verdict ends the suspicion, in one transaction
 """
 
@@ -30,7 +31,7 @@ import pytest
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import RetryAt
 from pillarbox.core.routing import Topic
-from pillarbox.core.window import BLOCKED
+from pillarbox.core.window import BLOCKED, DETOURED
 from pillarbox.errors import LaneLost, StoreError
 from pillarbox.ports import Query
 from pillarbox.stores.postgres import PostgresStore
@@ -56,6 +57,10 @@ from tests.integration.postgres_bench import (
 
 async def _suspects_nobody(self: Careful, connection: Any, entry: Entry, lane: int) -> None:
     self.flying.add(entry.position)
+
+
+async def _acquits_nobody(self: Careful, connection: Any, entries: Any) -> None:
+    pass
 
 
 def _takes_nothing_amiss(self: Careful, taken: Any) -> dict[int, int]:
@@ -90,6 +95,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "published and not stored": InSource(Settling, "record", {"self._careful.flying or": ""}),
     "convicted in its turn": InPython(Memory, "put_first", lambda self, position: None),
+    "suspected although heard": InPython(Careful, "acquit", _acquits_nobody),
     "suspected although judged": InSql("settle", {"IF parks THEN": "IF false THEN"}),
     "suspected although it left": InSource(
         LaneTable, "release", {"suspect = NULL, suspected = 0 WHERE owner = %s)": "crashes = crashes WHERE owner = %s)"}
@@ -246,6 +252,20 @@ async def an_event_that_was_published_is_not_taken_for_a_killer(bench: Bench) ->
     await store.entries(10)
     store = await bench.takeover(store, "last")
     assert "First" not in await publish(store)
+    assert bench.sql("SELECT 1 FROM pillarbox_parked") == []
+
+
+@CASES.notices("suspected although heard")
+async def an_event_whose_topic_is_away_is_not_taken_for_a_killer(bench: Bench) -> None:
+    bench.add("First")
+    bench.sql("UPDATE pillarbox_lanes SET crashes = 3")
+    store = await bench.holder("relay-0")
+    for kill in range(1, 5):  # each sends it, hears that nobody is there, and is killed some time after
+        entries = await store.entries(10)
+        assert names(entries) == ["First"]
+        store.hold(frozenset({"orders"}))
+        await settle(store, entries, DETOURED)
+        store = await bench.takeover(store, f"relay-{kill}")
     assert bench.sql("SELECT 1 FROM pillarbox_parked") == []
 
 

@@ -134,3 +134,24 @@ def test_what_was_under_way_when_a_circuit_opened_does_not_close_it() -> None:
     assert circuits.is_open("orders")
     assert circuits.gate("orders", 1.0) is Gate.ONE
     assert circuits.published("orders")
+
+
+def test_a_topic_that_others_held_is_tried_with_one_message_before_more_of_it_goes() -> None:
+    circuits = Circuits()
+    circuits.suspect("orders", 5.0)
+    assert circuits.errors() == []  # nobody has seen it fail
+    assert [circuits.gate("orders", 5.0), circuits.gate("orders", 5.0)] == [Gate.ONE, Gate.SHUT]
+    assert circuits.published("orders")
+    assert circuits.gate("orders", 5.0) is Gate.OPEN
+
+
+def test_a_topic_that_others_held_and_that_still_fails_is_held_and_told_of_once() -> None:
+    circuits = Circuits()
+    circuits.suspect("orders", 5.0)
+    circuits.gate("orders", 5.0)
+    assert circuits.failed("orders", "no leader", 5.0, answered=False)
+    assert circuits.errors() == [("orders", "no leader")]
+    assert circuits.held(5.9) == {"orders"}
+    assert circuits.gate("orders", 6.0) is Gate.ONE
+    assert not circuits.failed("orders", "no leader", 6.0, answered=False)
+    assert circuits.held(7.9) == {"orders"}

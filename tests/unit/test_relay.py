@@ -767,6 +767,32 @@ class LateSilence:
 
 
 @pytest.mark.parametrize("prefix_safe", [True, False])
+def test_who_takes_over_while_a_topic_fails_does_not_stop_the_others(prefix_safe: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.broker.refuse(lambda message: message.topic == "letters", BrokerUnavailable("no leader"))
+        settings = Settings(relay=RelaySettings(batch=20))
+
+        def relay(name: str) -> Relay:
+            parts = Parts(MemoryStore(scene.database, name), scene.broker.publisher())
+            return Relay(lambda: parts, settings, scene.clock, Hooks(), lambda: 0.5)
+
+        def add(numbers: range) -> None:  # many more letters than the window holds
+            for n in numbers:
+                scene.add(Event("E", n, aggregate=("order", n), topic="orders" if n % 5 == 0 else "letters"))
+
+        add(range(500))
+        async with relay("first"):
+            await scene.eventually(lambda: set(scene.published) == set(range(0, 500, 5)), seconds=60)
+        async with relay("second"):
+            add(range(500, 600))
+            await scene.eventually(lambda: set(scene.published) == set(range(0, 600, 5)), seconds=5)
+            scene.broker.heal()
+            await scene.eventually(lambda: set(scene.published) == set(range(600)), seconds=60)
+
+    play(act, prefix_safe=prefix_safe)
+
+
+@pytest.mark.parametrize("prefix_safe", [True, False])
 @pytest.mark.parametrize("silent", [2, 10], ids=["each second one is silent", "one in ten is silent"])
 def test_a_topic_that_nobody_answers_for_does_not_stop_the_others_though_it_fills_the_window(
     prefix_safe: bool, silent: int

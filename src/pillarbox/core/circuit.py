@@ -8,6 +8,9 @@ That nobody answers counts only if another topic was published meanwhile: else i
 none of this file's business. But where a topic cannot be tried, because what is silent stands before it, the first
 silence opens the circuit: else the one would wait for as long as the other is silent. So it does where what is silent
 fills the window, and others in it went: else nobody behind it would ever be asked.
+
+A topic that stands behind others when lanes are taken was held by whoever had them. Its circuit begins half open: all
+of it at once could fill the window, and nobody else would be asked for as long as it is silent.
 """
 
 from collections import deque
@@ -33,6 +36,8 @@ class _Circuit:
     try_at: float = 0.0
     trying: bool = False
     error: str = ""
+    suspected: bool = False
+    """Nobody has seen it fail here: somebody else held it."""
 
     def note(self, failed: bool) -> None:
         if len(self.recent) == RECENT:
@@ -98,12 +103,20 @@ class Circuits:
             if circuit.trying:
                 circuit.trying, circuit.pause = False, min(LONGEST, 2 * circuit.pause)
                 circuit.try_at = now + circuit.pause
-            return False
+            was_suspected, circuit.suspected = circuit.suspected, False
+            return was_suspected
         if in_the_way or (circuit.fails and (answered or circuit.others_went)):
             self._open.add(topic)
             circuit.pause, circuit.try_at, circuit.trying = FIRST, now + FIRST, False
             return True
         return False
+
+    def suspect(self, topic: str, now: float) -> None:
+        """Somebody else had to hold a topic: one message of it is tried, now, before more of it goes."""
+        if topic not in self._open:
+            circuit = self._circuits.setdefault(topic, _Circuit())
+            circuit.suspected, circuit.trying, circuit.pause, circuit.try_at = True, False, FIRST / 2, now
+            self._open.add(topic)
 
     def held(self, now: float) -> frozenset[str]:
         """Give the topics of which nothing may go now."""
@@ -143,8 +156,10 @@ class Circuits:
         return min((self._circuits[topic].try_at for topic in self._open), default=None)
 
     def errors(self) -> list[tuple[str, str]]:
-        """Give the topics whose circuit is not closed, with their last error."""
-        return [(topic, self._circuits[topic].error) for topic in sorted(self._open)]
+        """Give the topics that fail, with their last error."""
+        return [
+            (topic, self._circuits[topic].error) for topic in sorted(self._open) if not self._circuits[topic].suspected
+        ]
 
     def forget(self) -> None:
         """Whatever was being tried is not answered any more."""

@@ -96,7 +96,9 @@ class Chores:
     async def _balance(self, holding: Holding) -> None:
         """Move towards the fair share: take what is free, or drain and give back what is too much."""
         if len(holding.lanes) < holding.share:
-            self._note_share(len(holding.lanes), await self._store.take())
+            taken = await self._store.take()
+            self._note_share(len(holding.lanes), taken)
+            self._pump.suspect(taken.behind)
             self._pump.ring()
         elif surplus := sorted(holding.lanes)[holding.share :]:
             try:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from operator import itemgetter
@@ -50,9 +50,9 @@ class Judge:
     @property
     def trouble(self) -> Away | None:
         """What people should know: the broker is away, or topics fail while others do not."""
-        if self.away or not self._circuits:
+        if self.away or not (errors := self._circuits.errors()):
             return self.away
-        words = "; ".join(f"topic {topic} fails while others go: {error}" for topic, error in self._circuits.errors())
+        words = "; ".join(f"topic {topic} fails while others go: {error}" for topic, error in errors)
         return Away(self._trouble_since, words)
 
     @property
@@ -71,6 +71,11 @@ class Judge:
         """Says which entries may go, if topics fail."""
         now = _now()
         return (lambda entry: self._circuits.gate(entry.topic, now)) if self._circuits else None
+
+    def suspect(self, topics: Iterable[str]) -> None:
+        """Try one of each of these topics, which others had to hold, before more of it goes."""
+        for topic in topics:
+            self._circuits.suspect(topic, _now())
 
     def held(self) -> frozenset[str]:
         """Give the topics that fail and are not to be tried now."""

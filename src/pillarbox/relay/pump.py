@@ -5,7 +5,7 @@ has something. Nothing is settled before its answer, and nothing is sent once th
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pillarbox.core.convoy import Arrived, ConvoyWindow
 from pillarbox.core.entry import Entry
@@ -58,6 +58,10 @@ class Pump:
                 raise BrokerUnavailable(
                     f"the broker is away: {self._judge.away.error}; nothing is lost, run again later"
                 )
+
+    def suspect(self, topics: Iterable[str]) -> None:
+        """Go carefully about topics that others had to hold."""
+        self._judge.suspect(topics)
 
     def ring(self) -> None:
         """Look at once whether there is something new."""

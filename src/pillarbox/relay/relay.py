@@ -104,7 +104,7 @@ class Relay(Daemon):
         """Take lanes and pump until drained; after a loss of lanes forget everything and begin again."""
         while not self.stopping:
             try:
-                if not await self._take(store, lease, once):
+                if not await self._take(store, pump, lease, once):
                     return
                 await self._carry(store, pump, lease, once)
                 if once:
@@ -121,7 +121,7 @@ class Relay(Daemon):
                 await self._let_go(store)
                 raise
 
-    async def _take(self, store: Store, lease: Lease, once: bool) -> bool:
+    async def _take(self, store: Store, pump: Pump, lease: Lease, once: bool) -> bool:
         """Wait until we hold lanes; False if we are stopped before."""
         loop = asyncio.get_running_loop()
         patience, waits = loop.time() + lease.lasts + 1, False
@@ -129,9 +129,11 @@ class Relay(Daemon):
             asked_at = loop.time()
             try:
                 with self.pulse.waiting():
-                    lanes = (await store.take()).lanes
+                    lanes, _, behind = await store.take()
                 if lanes:
                     lease.starts(asked_at)
+                    if not once:  # which ends as soon as nothing more can go
+                        pump.suspect(behind)
                     self._hooks.reach(Moment.LANES_TAKEN, lanes=len(lanes))
                     return True
                 if not waits:

@@ -89,7 +89,7 @@ class MemorySource:
         now, database = self.database.clock.now(), self.database
         member = database.members.get(self.owner)
         database.members[self.owner] = Member(now, now + self._lease, away=member.away if member else None)
-        mine, share = self._held(), self._share()
+        mine, share, taken = self._held(), self._share(), set[int]()
         for number, lane in enumerate(database.lanes):
             if len(mine) >= share:
                 break
@@ -97,9 +97,11 @@ class MemorySource:
                 lane.owner, lane.epoch = self.owner, database.next_epoch()
                 mine.add(number)
                 self._load(number)
+                taken.add(number)
         self._refresh_blocked()
         await self._point("taken")
-        return Holding(frozenset(mine), share)
+        behind = {topic for lane, topic in self._memory.read if lane in taken and topic is not None}
+        return Holding(frozenset(mine), share, frozenset(behind - database.pauses.keys() - self._topics.whole))
 
     async def renew(self, away: Away | None) -> Holding:
         await self._point("renew")

@@ -56,6 +56,14 @@ class Careful:
             raise LaneLost("another relay has taken the lane of an event that was about to be sent")
         self.flying.add(entry.position)
 
+    async def acquit(self, connection: Connection, entries: Iterable[Entry]) -> None:
+        """Forget, durably or not, that events were suspected: they were sent, nobody took them, and we live."""
+        if heard := sorted(self.flying.intersection(entry.position for entry in entries)):
+            await connection.run(
+                f"UPDATE {self._p}lanes SET suspect = NULL, suspected = 0 WHERE owner = %s AND suspect = ANY (%s)",
+                [self._lanes.owner, heard],
+            )
+
     def landed(self, entries: Iterable[Entry]) -> None:
         """Note that events are settled: they killed nobody, and whoever brings back one that was found guilty wants it
         to be tried. What was parked has lost its suspicion with that; what was published does not come again."""

@@ -51,8 +51,8 @@ class Log:
         """Read around these topics until told otherwise."""
         self._memory.lot.held = topics
 
-    async def load(self, taken: Sequence[Taken], connection: Connection) -> None:
-        """Start lanes that were just taken where their newest ticks say."""
+    async def load(self, taken: Sequence[Taken], connection: Connection) -> frozenset[str]:
+        """Start lanes that were just taken where their newest ticks say; give the topics that stand behind there."""
         memory, lot = self._memory, self._memory.lot
         generation = memory.generation
         if careful := memory.careful.take(taken):
@@ -67,6 +67,7 @@ class Log:
             raise LaneLost("the server is not the one it was")
         memory.cluster, memory.paused = loaded.cluster, loaded.paused
         memory.route.ways += loaded.ways
+        return frozenset(way.topic for way in loaded.ways if way.topic and not way.whole) - loaded.paused
 
     async def release(self, lanes: Iterable[int]) -> None:
         """Take lanes off their ways, of which nothing may be in flight, having stored where they are."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -49,6 +49,9 @@ class Settling:
             parked = self._lot.parked(log)
             settled = self._lot.settled(lot)
             detours = self._sent_back(log)
+            if detours:
+                await self._careful.acquit(self._connection, _gone_back(settlements))
+                self._memory.same(generation)
             self._count(log, lot)
             if parked or settled or detours or self._careful.flying or self._is_due():
                 wound_back = {way for way, _ in detours if way.topic is not None}
@@ -197,6 +200,10 @@ class Settling:
 
 
 _position = itemgetter(0)  # of an entry
+
+
+def _gone_back(settlements: Settlements) -> Iterator[Entry]:
+    return (entry for entry, verdict in settlements if isinstance(verdict, Detoured))
 
 
 def _moves(log: Sequence[tuple[Way, Settlement[Entry]]]) -> list[tuple[Way, int, int]]:

@@ -155,16 +155,17 @@ class PostgresStore:
 
     async def take(self) -> Holding:
         async with self._one_holder:
+            behind = frozenset[str]()
             try:
                 if taken := await self._lanes.take(self._chores):
-                    await self._log.load(taken, self._chores)
+                    behind = await self._log.load(taken, self._chores)
             except BaseException as error:
                 held = self._log.holds
                 self._forget()
                 if held and isinstance(error, StoreUnavailable):  # what was given out is forgotten: they must know
                     raise LaneLost(str(error)) from error
                 raise
-            return self._lanes.holding
+            return self._lanes.holding._replace(behind=behind)
 
     async def renew(self, away: Away | None) -> Holding:
         async with self._one_holder:

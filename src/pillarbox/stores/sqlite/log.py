@@ -126,6 +126,10 @@ class Log:
         self._lot.look(db)
         self._lot.check_order()
 
+    def behind(self, db: sqlite3.Connection) -> frozenset[str]:
+        """Give the topics that have a place of their own, though nobody has paused them."""
+        return frozenset(self._detours).difference(t for (t,) in db.execute(f"SELECT topic FROM {self._p}pauses"))
+
     def entries(self, db: sqlite3.Connection, room: int) -> list[Entry]:
         """Read on; what nobody came to fetch the last time goes first."""
         if not self._unclaimed:

@@ -143,11 +143,13 @@ class SqliteStore:
         return await self._held(self._take)
 
     def _take(self, db: sqlite3.Connection) -> Holding:
+        behind = frozenset[str]()
         with self._lanes.taking(db) as taken:
             if taken:
                 self._taken_in = self._connection.opened
                 self._log.load(db)
-        return self._lanes.holding
+                behind = self._log.behind(db)
+        return self._lanes.holding._replace(behind=behind)
 
     async def renew(self, away: Away | None) -> Holding:
         await self._held(self._lanes.renew, away)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from pillarbox.core.entry import Entry
-from pillarbox.ports import Pause, Stats, Status
+from pillarbox.ports import Holding, Pause, Stats, Status
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
 from pillarbox.testing.memory import START, Position, Row
 from pillarbox.testing.memory_records import MemoryStore
@@ -13,6 +13,19 @@ from pillarbox.testing.memory_source import _Given
 
 DEFECTS: list[StoreDefect] = []
 breaks = into(DEFECTS)
+
+
+@breaks("test_who_takes_lanes_hears_which_topics_others_had_to_hold")
+class HandsOverWithoutAWord(MemoryStore):
+    async def take(self) -> Holding:
+        return (await super().take())._replace(behind=frozenset())
+
+
+@breaks("test_who_takes_lanes_hears_which_topics_others_had_to_hold")
+class CountsPausedTopicsAmongThoseThatFail(MemoryStore):
+    async def take(self) -> Holding:
+        holding = await super().take()
+        return holding._replace(behind=holding.behind | self.database.pauses.keys())
 
 
 # What is read while a topic is paused.

@@ -206,6 +206,22 @@ class PauseRules:
         store = await bench.store()
         assert not await store.resume("orders")
 
+    async def test_who_takes_lanes_hears_which_topics_others_had_to_hold(self, bench: StoreBench) -> None:
+        first = await holder(bench, "a")
+        await bench.add(event("A"), event("X", "2", topic="invoices"), event("P", "3", topic="prices"))
+        entries = await read(first)
+        first.hold(frozenset({"orders", "prices"}))
+        await settle_each(first, entries, A=DETOURED, X=PUBLISHED, P=DETOURED)
+        await read(first)
+        await pause(first, "prices")
+        await first.release()
+        second = await bench.store("b")
+        assert (await second.take()).behind == {"orders"}
+        assert (await second.take()).behind == frozenset(), "only what was just taken"
+        await publish_all(second)
+        await second.release()
+        assert (await (await bench.store("c")).take()).behind == frozenset()
+
     async def test_a_held_topic_is_read_around_and_keeps_its_place(self, bench: StoreBench) -> None:
         store = await holder(bench)
         store.hold(frozenset({"orders"}))
