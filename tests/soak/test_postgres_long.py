@@ -32,11 +32,6 @@ async def test_nothing_is_lost_invented_or_out_of_order_under_kills_for_a_minute
     assert outcome.report.copies <= outcome.most_copies
 
 
-@pytest.mark.xfail(
-    reason="a relay that starts while a topic is down reads that topic's backlog first, takes the whole broker for away"
-    " and lets every topic wait; what is refused as away stays suspected in careful mode, so that two kills park it as"
-    " dead; and where relays are killed every second, lanes hardly leave careful mode, where one event goes at a time"
-)
 @pytest.mark.timeout(600)
 async def test_while_a_topic_is_down_the_others_wait_for_no_more_than_the_lease_and_two_seconds_under_kills(
     own_postgres: Callable[[str], Postgres], tmp_path: Path, record_property: Callable[[str, object], None]
