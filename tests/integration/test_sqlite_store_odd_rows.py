@@ -5,14 +5,14 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from pillarbox.core.entry import Entry
-from pillarbox.core.message import encode
-from pillarbox.core.retry import PUBLISHED, Dead
+from pillarbox.core.message import encode, encode_all
+from pillarbox.core.retry import PUBLISHED, Dead, RetryAt
 from pillarbox.core.window import Settlement
 from pillarbox.errors import EncodeError
 from pillarbox.ports import Query
@@ -55,6 +55,7 @@ def insert(shop: Shop, **columns: str) -> None:
         ("aggregate_id", "x'01'"),
         ("event_type", "x'01'"),
         ("topic", "x'01'"),
+        ("topic", "'orders' || char(0) || 'x'"),
         ("payload", "x'ff00'"),
         ("body", "'text'"),
         ("content_type", "x'01'"),
@@ -100,6 +101,30 @@ async def test_text_that_is_no_utf8_is_the_fault_of_its_event_alone(shop: Shop, 
     assert (await store.stats()).dead == 1
     stored = shop.sql(f"SELECT CAST({column} AS BLOB) FROM pillarbox_parked")
     assert stored == [(b"\xff{",)]
+
+
+@pytest.mark.parametrize("column", ["event_type", "event_id", "aggregate_type", "aggregate_id", "content_type"])
+async def test_a_name_with_nul_is_the_fault_of_its_event_alone(shop: Shop, column: str) -> None:
+    store = await shop.holder()
+    insert(shop, **{column: "'a' || char(0) || 'b'"})
+    shop.add("Last")
+    odd, _ = await read(store)
+    with pytest.raises(EncodeError, match="NUL"):
+        encode(odd, 1)
+    with pytest.raises(EncodeError, match="NUL"):
+        encode_all([odd], 1)
+
+
+async def test_a_held_topic_with_nul_takes_no_other_along(shop: Shop) -> None:
+    """An application's own table may lack our CHECKs."""
+    store = await shop.holder()
+    insert(shop, event_type="'Parked'", aggregate_id="''")
+    await settle(store, await read(store), RetryAt(shop.clock.now() + timedelta(seconds=5), "the broker said no"))
+    store.hold(frozenset({"orders\0x"}))
+    assert await store.entries(10) == []
+    shop.add("Added")
+    shop.clock.advance(6)
+    assert names(await read(store)) == ["Parked", "Added"]
 
 
 async def test_what_is_no_utf8_can_be_retried_and_dropped(shop: Shop) -> None:

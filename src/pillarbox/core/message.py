@@ -76,8 +76,11 @@ class Delivery:
 
 
 def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
-    """Make the message for an entry. Raises EncodeError for headers or JSON that a plain INSERT got wrong."""
+    """Make the message for an entry. Raises EncodeError for names, headers or JSON that a plain INSERT got wrong."""
     topic, data = entry.topic, entry.data
+    names = (entry.event_id, entry.aggregate_type, entry.aggregate_id, entry.event_type, topic)
+    if "\0" in "".join((*names, entry.content_type or "", entry.idempotency_key or "")):
+        raise EncodeError(f"event {ascii(entry.event_id)[1:-1]}: its names hold a NUL character, which is no text")
     try:
         body = data if isinstance(data, bytes) else data.encode()
         headers, body = _plain(entry, body) if format == "plain" else _FORMATS[format](entry, body)
@@ -124,8 +127,12 @@ def _are_simple(columns: Sequence[tuple[Any, ...]]) -> bool:
         and not any(columns[_REPLAY])
         and all(keys)
         and all(isinstance(text, str) for text in texts)
-        and all(map(_is_ascii, map("".join, shown)))
+        and all(map(_is_plain, map("".join, shown)))
     )
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and "\0" not in text
 
 
 _DATA, _REPLAY = map(Entry._fields.index, ("data", "replay"))

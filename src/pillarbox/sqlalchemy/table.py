@@ -12,7 +12,7 @@ _TIMES = "BETWEEN -62135596800000000 AND 253402300799999999"
 _SQLITE_CHECKS = (
     "id > 0",
     "(payload IS NULL) <> (body IS NULL)",
-    "event_type <> '' AND topic <> ''",
+    "event_type <> '' AND topic <> '' AND instr(topic, char(0)) = 0",
     "typeof(event_id) = 'text' AND typeof(aggregate_type) = 'text' AND typeof(aggregate_id) = 'text'",
     "typeof(event_type) = 'text' AND typeof(topic) = 'text'",
     "typeof(payload) IN ('text', 'null') AND typeof(body) IN ('blob', 'null')",

@@ -13,7 +13,6 @@ the relay dies then, the main line starts before that place, and must not read t
 that closed ahead of the position is opened again when the lanes are taken.
 """
 
-import json
 import sqlite3
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ from pillarbox.stores.sqlite.connection import reading, writing
 from pillarbox.stores.sqlite.lanes import LaneGroup
 from pillarbox.stores.sqlite.parking import ParkingLot
 from pillarbox.stores.sqlite.positions import begun_again, load_positions
-from pillarbox.stores.sqlite.rows import AS_ENTRY, CHUNK, log_entries
+from pillarbox.stores.sqlite.rows import AMONG, AS_ENTRY, CHUNK, in_hex, log_entries
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 Settlements = Sequence[Settlement[Entry]]
@@ -186,8 +185,8 @@ class Log:
             return found, found[-1].position if found else read
         # Where only entries of the detours follow, go past them, or every poll would walk over them again.
         newest = db.execute(f"SELECT coalesce(max(id), 0) FROM {self._p}outbox").fetchone()[0]
-        around = "+topic NOT IN (SELECT value FROM json_each(?))"  # +: in the order of ids, not by the topics' index
-        cursor = db.execute(f"{columns} AND {around} ORDER BY id LIMIT ?", (read, json.dumps([*self._detours]), room))
+        around = f"hex(topic) NOT IN {AMONG}"
+        cursor = db.execute(f"{columns} AND {around} ORDER BY id LIMIT ?", (read, in_hex(self._detours), room))
         found, whole = _fetch(cursor, room)
         return found, newest if whole else found[-1].position if found else read
 

@@ -21,7 +21,7 @@ from pillarbox.core.insert import microseconds
 from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
-from pillarbox.stores.sqlite.rows import AS_ENTRY, CHUNK, STORED, parked_entry
+from pillarbox.stores.sqlite.rows import AMONG, AS_ENTRY, CHUNK, STORED, in_hex, parked_entry
 
 ROOM = 10_000
 """So many may stand in lines before the log is read no further: somebody has to look."""
@@ -84,7 +84,7 @@ class ParkingLot:
         rows: list[_Row] = []
         heads = [head for head in self._heads if self._comes_out(head, now, paused)]
         if retried := [head.id for head in heads if head.state == "retrying"][:room]:
-            rows += self._rows(db, "id IN (SELECT value FROM json_each(?)) ORDER BY id", json.dumps(retried))
+            rows += self._rows(db, f"id IN {AMONG} ORDER BY id", json.dumps(retried))
         for head in heads:
             if head.state == "blocked" and len(rows) < room:
                 rows += self._freed(db, head.line, room - len(rows))
@@ -107,9 +107,9 @@ class ParkingLot:
         share = room - room // 2
         rows = self._rows(
             db,
-            f"{FREE} AND due_at <= ? AND topic NOT IN (SELECT value FROM json_each(?)) ORDER BY due_at, id LIMIT ?",
+            f"{FREE} AND due_at <= ? AND hex(topic) NOT IN {AMONG} ORDER BY due_at, id LIMIT ?",
             now,
-            json.dumps(list(paused)),
+            in_hex(paused),
             share + len(self._given) if share else 0,
             index="parked_free",
         )

@@ -1,5 +1,6 @@
 """Rows → entries. The columns of outbox, parked and archive have the same names, so one list reads all three."""
 
+import json
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
@@ -26,6 +27,14 @@ def as_published(log: str, parked: str, **others: str) -> str:
     }
     expressions = edited | others
     return ", ".join(expressions.get(column, f"{log}.{column}") for column in STORED.split(", "))
+
+
+AMONG = "(SELECT value FROM json_each(?))"
+
+
+def in_hex(names: Iterable[str]) -> str:
+    """Write names for `hex(topic) IN {AMONG}`: json_each ends a text at its first NUL, and knows no odd bytes."""
+    return json.dumps([name.encode(errors="surrogateescape").hex().upper() for name in names])
 
 
 def instant(microseconds: int) -> datetime:

@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS {prefix}outbox (
     -- A plain INSERT that the relay could not read is refused at once. Instants end with the year 9999.
     CHECK (id > 0),
     CHECK ((payload IS NULL) <> (body IS NULL)),
-    CHECK (event_type <> '' AND topic <> ''),
+    CHECK (event_type <> '' AND topic <> '' AND instr(topic, char(0)) = 0),
     CHECK (typeof(event_id) = 'text' AND typeof(aggregate_type) = 'text' AND typeof(aggregate_id) = 'text'),
     CHECK (typeof(event_type) = 'text' AND typeof(topic) = 'text'),
     CHECK (typeof(payload) IN ('text', 'null') AND typeof(body) IN ('blob', 'null')),
