@@ -282,7 +282,15 @@ class MemoryStore(MemorySource):
 
     def _settled_before(self, row: Row, before: datetime) -> bool:
         status, at = self._status(row)
-        return status in ("published", "dropped") and at is not None and at <= before
+        settled = status in ("published", "dropped") and at is not None and at <= before
+        return settled and not self._has_copy(row)
+
+    def _has_copy(self, row: Row) -> bool:
+        """Say whether a replayed copy waits."""
+        return any(
+            parked.entry.position == row.entry.position and parked.state not in ("published", "dropped")
+            for parked in self.database.parked
+        )
 
     async def pause(self, topic: str, who: str, why: str) -> Pause | None:
         if there := self.database.pauses.get(topic):

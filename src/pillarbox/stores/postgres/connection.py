@@ -91,11 +91,18 @@ class Connection:
             self._connection = None
 
     async def run(
-        self, sql: str, parameters: Sequence[Any] = (), *, timeout: float = STATEMENT_TIMEOUT, often: bool = False
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        *,
+        timeout: float = STATEMENT_TIMEOUT,
+        often: bool = False,
+        after: str | None = None,
     ) -> Rows:
         """Run one statement in a transaction of its own; give its rows. A connection that broke is closed.
 
-        One that is run often is prepared, unless a pooler stands between.
+        One that is run often is prepared, unless a pooler stands between. One that is to see whatever was committed
+        before it got a lock runs `after` the statement that takes it.
         """
         async with self._busy:
             self._warnings.clear()
@@ -103,8 +110,13 @@ class Connection:
                 with failures():
                     connection = self._connection or await self._connect()
                     async with asyncio.timeout(timeout):
+                        if after is not None:
+                            await connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
+                            await connection.execute(after.encode())
                         prepare = often and self.direct_backend is not None
                         cursor = await connection.execute(sql, parameters, binary=True, prepare=prepare)
+                        if after is not None:
+                            await connection.execute("COMMIT")
                     # Not cursor.description: that describes every column, which takes longer than the rest.
                     return await cursor.fetchall() if cursor.pgresult and cursor.pgresult.nfields else []
             except BaseException:

@@ -24,7 +24,7 @@ _AS_PUBLISHED = _EVENT.replace(
 
 
 class Replaying:
-    """Begins replays and goes on with them; each step is one statement."""
+    """Begins replays and goes on with them; each step is one transaction."""
 
     def __init__(self, place: str, finder: Finder) -> None:
         self._p, self._finder, self._told = place, finder, told(place)
@@ -106,6 +106,8 @@ class Replaying:
             f" finished_at = CASE WHEN step.next >= step.upto_id THEN {self._p}now() END"
             " FROM step WHERE r.id = step.replay_id RETURNING 1",
             [id, replay.place, *chosen.parameters, replay.query.limit, batch.limit, batch.upto],
+            # Never beside retention: it would delete what is copied here, and nobody could find a copy that dies.
+            after=f"SELECT pg_advisory_xact_lock_shared(hashtextextended('{self._p}prune', 0))",
         )
         return await self.find(connection, id) if moved else replay
 

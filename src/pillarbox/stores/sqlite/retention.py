@@ -31,7 +31,7 @@ class Pruner:
                 count += self._prune_parked(db, old)
                 count += self._prune_ticks(db, old)
             if retention.archive is not None:
-                count += self._delete(db, "archive", "archived_at <= ?", self._ago(retention.archive))
+                count += self._prune_archive(db, self._ago(retention.archive))
             if retention.inbox is not None:
                 old = self._ago(retention.inbox)
                 count += self._prune_inbox(db, old)
@@ -86,6 +86,11 @@ class Pruner:
         """Delete copies that are settled; only after their entry, which would otherwise look published."""
         left = f"(replay IS NOT NULL OR NOT EXISTS (SELECT 1 FROM {self._p}outbox WHERE id = position))"
         return self._delete(db, "parked", f"state IN ('published', 'dropped') AND settled_at <= ? AND {left}", old)
+
+    def _prune_archive(self, db: sqlite3.Connection, old: int) -> int:
+        """Delete what was archived; not while a replayed copy waits or is dead, which nobody could find then."""
+        copied = f"SELECT 1 FROM {self._p}parked WHERE position = {self._p}archive.id AND settled_at IS NULL"
+        return self._delete(db, "archive", f"archived_at <= ? AND NOT EXISTS ({copied})", old)
 
     def _prune_ticks(self, db: sqlite3.Connection, old: int) -> int:
         """Delete ticks that no entry in the log needs for its time; the newest of every line stays."""

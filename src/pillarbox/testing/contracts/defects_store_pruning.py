@@ -158,6 +158,22 @@ class MendsOnlyWhatIsInTheLog(MemoryStore):
         return (row for row in super()._rows(parked) if row in self.database.rows)
 
 
+@breaks("test_what_a_replay_has_copied_is_kept_while_the_copy_waits", "test_it_is_kept_in_the_archive_too")
+class ForgetsThatACopyWaits(MemoryStore):
+    def _has_copy(self, row: Row) -> bool:
+        return False
+
+
+@breaks("test_it_is_kept_in_the_archive_too", "test_the_archive_keeps_what_has_a_dead_copy_until_that_is_dropped")
+class PrunesTheArchiveByAgeAlone(MemoryStore):
+    def _prune_archive(self, retention: Retention) -> int:
+        if retention.archive is None:
+            return 0
+        before, old = self.database.clock.now() - retention.archive, self.database.archive
+        self.database.archive = [row for row in old if row.entry.created_at > before]
+        return len(old) - len(self.database.archive)
+
+
 @breaks("test_the_archive_ends_too")
 class KeepsTheArchiveForEver(MemoryStore):
     def _prune_archive(self, retention: Retention) -> int:

@@ -193,6 +193,41 @@ class PruneRules:
         assert await store.retry(Query(status=("dead",))) == 1
         assert await publish_all(store) == ["A"]
 
+    async def test_what_a_replay_has_copied_is_kept_while_the_copy_waits(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        await replayed(store, Query())
+        await prune(store, Retention(published=timedelta(0)))
+        await settle(store, await read(store), DEAD)
+        assert await found(store, Query(status=("dead",))) == ["A"]
+
+    async def test_it_is_kept_in_the_archive_too(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        await prune(store, Retention(published=timedelta(0), archive=WEEK))
+        await replayed(store, Query())
+        bench.clock.advance(WEEK + timedelta(seconds=1))
+        await prune(store, Retention(published=timedelta(0), archive=WEEK))
+        await settle(store, await read(store), DEAD)
+        assert await found(store, Query(status=("dead",))) == ["A"]
+
+    async def test_the_archive_keeps_what_has_a_dead_copy_until_that_is_dropped(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"))
+        await publish_all(store)
+        await prune(store, Retention(published=timedelta(0), archive=WEEK))
+        await replayed(store, Query())
+        await settle(store, await read(store), DEAD)
+        bench.clock.advance(WEEK + timedelta(seconds=1))
+        await prune(store, Retention(published=timedelta(0), archive=WEEK))
+        assert await store.drop(Query(status=("dead",))) == 1
+        assert (await store.stats()).dead == 0
+        bench.clock.advance(WEEK + timedelta(seconds=1))
+        await prune(store, Retention(published=timedelta(0), archive=WEEK))
+        assert await found(store, Query()) == []
+
     async def test_the_archive_ends_too(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"))

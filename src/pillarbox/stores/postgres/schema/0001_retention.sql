@@ -145,7 +145,10 @@ BEGIN
     END IF;
     IF _archive IS NOT NULL THEN
         DELETE FROM {p}archive WHERE id = ANY (ARRAY(
-            SELECT id FROM {p}archive WHERE archived_at <= now - _archive ORDER BY archived_at LIMIT _batch));
+            -- Not while a replayed copy waits or is dead: nobody could find that one then.
+            SELECT a.id FROM {p}archive a WHERE a.archived_at <= now - _archive AND NOT EXISTS (
+                SELECT 1 FROM {p}parked k WHERE k.position = a.id AND k.settled_at IS NULL)
+            ORDER BY a.archived_at LIMIT _batch));
         GET DIAGNOSTICS count = ROW_COUNT;
         pruned := pruned + count;
     END IF;
