@@ -5,6 +5,7 @@ import logging
 import os
 import shlex
 import sqlite3
+import traceback
 import urllib.error
 import urllib.request
 import uuid
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg import sql
 
-from pillarbox import Event
+from pillarbox import ConfigError, Event, Relay
 from pillarbox.cli.app import run
 from pillarbox.dbapi import Outbox
 from pillarbox.stores.sqlite.schema import Tables
@@ -188,6 +189,13 @@ def test_a_password_that_is_wrong(desk: Desk, offset: int, guarded: Callable[[st
     for command, way in turns(commands, offset):
         desk.type(command, way, {"database": guarded(f"wrong-{CANARY}")})
     assert (desk.codes["config show"], desk.codes["stats"], desk.codes["status"]) == (0, 1, 1)
+
+
+@pytest.mark.parametrize("password", [f"100%{CANARY}", f"%zz{CANARY}", f"{CANARY} x"])
+def test_a_password_that_is_not_percent_encoded_is_in_no_traceback(password: str) -> None:
+    with pytest.raises(ConfigError, match="database: ") as refused:
+        Relay(database=f"postgresql://shop:{password}@127.0.0.1:1/shop", broker="stdout:").run_forever()
+    assert MARK not in "".join(traceback.format_exception(refused.value))
 
 
 @pytest.mark.parametrize("offset", OFFSETS)

@@ -182,8 +182,11 @@ def conninfo(url: str, name: str) -> str:
         raise ConfigError("database: there is more than one @: write one that belongs to the password as %40")
     try:
         given = conninfo_to_dict(url)
-    except psycopg.ProgrammingError as error:
-        raise ConfigError("database: what was given is no PostgreSQL URL: postgresql://user@host/name") from error
+    except (psycopg.ProgrammingError, UnicodeDecodeError):  # whose words repeat a part of the URL
+        raise ConfigError(
+            "database: what was given is no PostgreSQL URL: write postgresql://user@host/name, with user and password"
+            " percent-encoded (% as %25, a space as %20)"
+        ) from None
     return make_conninfo("", **{"application_name": name, **_QUIET_NETWORK, **given})
 
 
