@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from pillarbox.errors import ConfigError, SchemaMismatch, StoreError, StoreUnavailable
+from pillarbox.errors import ConfigError, LaneLost, SchemaMismatch, StoreError, StoreUnavailable
 from pillarbox.stores.sqlite.file_system import check_local
 
 PATIENCE = 5.0
@@ -193,6 +193,26 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+@contextmanager
+def writing_what_is_remembered(connection: sqlite3.Connection) -> Iterator[None]:
+    """Write what the relay has in memory too: where a commit failed that may have happened, raise LaneLost."""
+    committing = False
+    try:
+        with writing(connection):
+            yield
+            committing = True
+    except sqlite3.Error as error:
+        if not committing or error.sqlite_errorcode & 0xFF in _UNDONE:
+            raise
+        raise LaneLost(
+            f"the database failed to commit, and may have done so: {error}; what is stored counts"
+        ) from error
+
+
+_UNDONE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+"""With these a commit has not happened: to settle once more is enough, and nothing is published again."""
 
 
 def _wait_for_the_turn(connection: sqlite3.Connection) -> None:

@@ -26,7 +26,7 @@ from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Detoured, Settlement
 from pillarbox.errors import StoreError
 from pillarbox.ports import Clock
-from pillarbox.stores.sqlite.connection import reading, writing
+from pillarbox.stores.sqlite.connection import reading, writing_what_is_remembered
 from pillarbox.stores.sqlite.lanes import LaneGroup
 from pillarbox.stores.sqlite.parking import ParkingLot
 from pillarbox.stores.sqlite.positions import begun_again, load_positions
@@ -222,7 +222,7 @@ class Log:
         """Open the detours of topics that were paused, close those that have met the main line."""
         closing, here = list(self._met(paused)), self._main.read
         opening = [] if self._main.given else sorted(set(paused) - self._detours.keys())
-        with writing(db):
+        with writing_what_is_remembered(db):
             self._lanes.fence(db)
             for topic in closing:
                 self._tick(db, topic, here, closed=1)
@@ -236,7 +236,7 @@ class Log:
     def settle(self, db: sqlite3.Connection, settlements: Settlements) -> None:
         """Move the positions over what is settled and park what failed, in one transaction."""
         parked = [settlement for settlement in settlements if settlement.item.parked]
-        with writing(db):
+        with writing_what_is_remembered(db):
             self._lanes.fence(db)
             self._catch_up(db)
             moved = self._accept(settlements)
@@ -302,8 +302,10 @@ class Log:
             entry = settlement.item
             if entry.parked or entry.position in wound_back:
                 continue
-            detoured = entry.topic in self._detours and entry.position not in main
-            ways.setdefault(entry.topic if detoured else None, []).append(settlement)
+            detour = self._detours.get(entry.topic) if entry.position not in main else None
+            if detour is not None and detour.read < entry.position <= self._main.read:
+                continue  # settled: it went back, and has not come out again
+            ways.setdefault(None if detour is None else entry.topic, []).append(settlement)
         accepted = {}
         for topic, ours in ways.items():
             way = self._main if topic is None else self._detours[topic]

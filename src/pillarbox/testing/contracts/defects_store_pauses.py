@@ -130,6 +130,15 @@ class ForgetsWhatGoesBackAgain(MemoryStore):
             super()._send_back(given)
 
 
+@breaks("test_what_goes_back_may_be_settled_once_more")
+class ClosesADetourThatIsSettledTwice(MemoryStore):
+    def _settle_given(self, entry: Entry, verdict: object) -> None:
+        again = all(given.entry.position != entry.position for given in self._memory.given)
+        super()._settle_given(entry, verdict)
+        for key in [key for key in self._memory.read if again and key[1] == entry.topic]:
+            del self._memory.read[key], self.database.positions[key]
+
+
 @breaks("test_what_went_before_does_not_come_out_again")
 class BeginsADetourWithTheLog(MemoryStore):
     def _send_back(self, given: _Given) -> None:

@@ -252,6 +252,16 @@ class PauseRules:
         await bench.crash(store)
         assert await publish_all(await holder(bench, "b")) == ["A", "B"]
 
+    async def test_what_goes_back_may_be_settled_once_more(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A"), event("X", topic="invoices"), event("B"))
+        entries = await read(store)
+        store.hold(frozenset({"orders"}))
+        for _ in range(2):
+            await settle_each(store, entries, A=DETOURED, X=PUBLISHED, B=DETOURED)
+        store.hold(frozenset())
+        assert await publish_all(store) == ["A", "B"]
+
     async def test_what_went_before_does_not_come_out_again(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("A"), event("B"), event("X", topic="invoices"))
