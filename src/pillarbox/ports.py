@@ -404,6 +404,23 @@ class SchemaStatus:
 
     version: int
     needed: int
+    missing: tuple[str, ...] = ()
+    """What tables of that version have, and somebody has taken away: "the table pillarbox_parked"."""
+
+    @property
+    def fits(self) -> bool:
+        """The tables are as this release needs them."""
+        return self.version == self.needed and not self.missing
+
+    @property
+    def loss(self) -> str:
+        """Say what is missing, and what to do: no migration can know what stood there."""
+        what, are = ", ".join(self.missing), "is" if len(self.missing) == 1 else "are"
+        return (
+            f"{what} {are} missing, although the tables have version {self.version}: somebody has removed something;"
+            " restore it from a backup, or make it as the script of `pillarbox migrate sql` does and expect that what"
+            " stood there is lost"
+        )
 
 
 class Schema(Protocol):

@@ -13,6 +13,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -395,10 +396,26 @@ def test_config_show_says_where_each_value_came_from_and_hides_secrets(shop: "Sh
 def test_migrate_tells_what_it_did_and_checks(shop: "Shop") -> None:
     url = f"--database {shop.database}"
     assert shop.json(f"pillarbox migrate status --json {url}") == {"version": 0, "needed": 1}
-    assert shop.json(f"pillarbox migrate check --json {url}", code=3) == {"version": 0, "needed": 1, "fine": False}
+    none = {"version": 0, "needed": 1, "missing": [], "fine": False}
+    assert shop.json(f"pillarbox migrate check --json {url}", code=3) == none
     assert shop.json(f"pillarbox migrate up --json {url}") == {"applied": [1], "version": 1}
     assert shop.json(f"pillarbox migrate up --json {url}") == {"applied": [], "version": 1}
-    assert shop.json(f"pillarbox migrate check --json {url}") == {"version": 1, "needed": 1, "fine": True}
+    fine = {"version": 1, "needed": 1, "missing": [], "fine": True}
+    assert shop.json(f"pillarbox migrate check --json {url}") == fine
+
+
+def test_a_table_that_somebody_dropped_is_named_by_every_command(migrated: "Shop") -> None:
+    url = f"--database {migrated.database}"
+    with closing(sqlite3.connect(migrated.directory / "shop.db")) as connection:
+        connection.execute("DROP TABLE pillarbox_parked")
+    checked = migrated.json(f"pillarbox migrate check --json {url}", code=3)
+    assert (checked["missing"], checked["fine"]) == (["the table pillarbox_parked"], False)
+    for command, code in {"migrate check": 3, "migrate up": 1, "relay once --broker stdout:": 1, "status": 3}.items():
+        done = migrated.type(f"pillarbox {command} {url}", code=code)
+        said = done.stdout + done.stderr
+        assert "the table pillarbox_parked is missing" in said
+        assert "restore it from a backup" in said
+        assert "migrate up" not in said
 
 
 def test_the_script_that_is_printed_makes_the_tables(shop: "Shop") -> None:

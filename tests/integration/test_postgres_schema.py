@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from pillarbox.errors import StoreError, StoreUnavailable
+from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 from pillarbox.stores.postgres import schema
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.schema import NEEDED, Tables
@@ -55,6 +55,25 @@ async def test_a_missing_schema_is_made(database: str) -> None:
         assert await tables.up(connection) == list(range(1, NEEDED + 1))
         assert await tables.up(connection) == []
         await tables.check(connection)
+
+
+@pytest.mark.parametrize(
+    ("statement", "missing"),
+    [
+        ("DROP TABLE acme.pb_parked CASCADE", "the table acme.pb_parked"),
+        ("ALTER TABLE acme.pb_relays DROP COLUMN seen_at CASCADE", "the column seen_at of acme.pb_relays"),
+        ("DELETE FROM acme.pb_lanes WHERE lane > 61", "2 of the 64 rows of acme.pb_lanes"),
+    ],
+)
+async def test_what_somebody_has_removed_is_named(database: str, statement: str, missing: str) -> None:
+    async with connected(database) as connection:
+        tables = Tables("acme", "pb_")
+        await tables.up(connection)
+        run(database, statement)
+        assert (await tables.status(connection)).missing == (missing,)
+        for work in (tables.check, tables.up):
+            with pytest.raises(SchemaMismatch, match=f"{missing} is missing.*restore it from a backup"):
+                await work(connection)
 
 
 def test_the_script_makes_a_missing_schema(database: str) -> None:

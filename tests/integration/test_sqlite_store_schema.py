@@ -70,6 +70,34 @@ async def test_tables_from_the_future_are_refused(shop: Shop) -> None:
         await store.up()
 
 
+@pytest.mark.parametrize(
+    ("statement", "missing"),
+    [
+        ("DROP TABLE pillarbox_parked", "the table pillarbox_parked"),
+        ("ALTER TABLE pillarbox_relays DROP COLUMN away_error", "the column away_error of pillarbox_relays"),
+        ("DELETE FROM pillarbox_lanes", "the row of pillarbox_lanes"),
+    ],
+)
+async def test_what_somebody_has_removed_is_named(shop: Shop, statement: str, missing: str) -> None:
+    store = await shop.store()
+    shop.sql(statement)
+    assert await store.status() == SchemaStatus(1, 1, (missing,))
+    for work in (store.check, store.up):
+        with pytest.raises(SchemaMismatch, match=f"{missing} is missing.*restore it from a backup"):
+            await work()
+
+
+async def test_a_holder_whose_row_is_gone_names_the_cure(shop: Shop) -> None:
+    store = await shop.holder()
+    shop.sql("DELETE FROM pillarbox_lanes")
+    with pytest.raises(SchemaMismatch, match="put it back with this SQL: INSERT INTO pillarbox_lanes"):
+        await store.entries(10)
+    another = shop.closed_store("b")
+    await another.open()
+    with pytest.raises(SchemaMismatch, match="put it back with this SQL"):
+        await another.take()
+
+
 async def test_a_migration_is_whole_or_not_at_all(shop: Shop) -> None:
     shop.sql("CREATE TABLE pillarbox_keys (in_the_way)")
     store = shop.closed_store()

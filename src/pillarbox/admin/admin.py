@@ -91,7 +91,7 @@ class Admin:
         """Say how the outbox is, and what keeps events from flowing; a database that cannot be read is a finding."""
         try:
             schema = await self._store.status()
-            stats = await self._store.stats() if schema.version == schema.needed else None
+            stats = await self._store.stats() if schema.fits else None
         except PillarboxError as error:
             return self._unread(error, settings)
         now = self._clock.now()

@@ -62,7 +62,7 @@ def diagnose(
     """Say what keeps events from flowing, the most fundamental first; `stats` is None without tables."""
     if isinstance(schema, PillarboxError):
         return [Finding("problem", "database", _unreadable(str(schema)))]
-    if stats is None or schema.version != schema.needed:
+    if stats is None or not schema.fits:
         return [_tables(schema, settings)]
     held = held_topics(stats.relays, now)
     # What fails with its topic is counted below, not told one by one.
@@ -110,6 +110,8 @@ def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
             "a newer release made them, use that one"
         )
         return Finding("problem", "tables", line)
+    if schema.missing:
+        return Finding("problem", "tables", f"in {where}, {schema.loss}")
     line = (
         f"the tables in {where} are version {schema.version}, and this release needs {schema.needed}"
         if schema.version

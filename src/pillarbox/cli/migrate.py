@@ -52,15 +52,23 @@ def check(*, settings: Settings, json: Json = False) -> None:
     Exits with 3 unless they are as this release needs them.
     """
     schema = _schema(settings)
-    fine = schema.version == schema.needed
     if json:
-        print_json({"version": schema.version, "needed": schema.needed, "fine": fine})
-    elif fine:
+        print_json(
+            {
+                "version": schema.version,
+                "needed": schema.needed,
+                "missing": list(schema.missing),
+                "fine": schema.fits,
+            }
+        )
+    elif schema.fits:
         print_line(f"the tables are as they should be: version {schema.version}")
+    elif schema.missing:
+        say(schema.loss)
     else:
         there = f"the tables are at version {schema.version}" if schema.version else "there are no Pillarbox tables"
         say(f"{there}; this release needs {schema.needed}: run {command('migrate up', settings)}")
-    if not fine:
+    if not schema.fits:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
 

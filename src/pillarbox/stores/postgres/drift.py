@@ -5,10 +5,8 @@ from collections.abc import Iterator
 
 from pillarbox.facts import Drift
 from pillarbox.stores.postgres.connection import Connection
-from pillarbox.stores.postgres.schema import Tables
+from pillarbox.stores.postgres.schema import COLUMN, TABLE, Tables
 
-_TABLE = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?\w+\.(\w+) \(\n(.*?)^\)", re.MULTILINE | re.DOTALL)
-_COLUMN = re.compile(r"^    ([a-z]\w*) ", re.MULTILINE)
 _INDEX = re.compile(r"^(CREATE INDEX (?:IF NOT EXISTS )?(\w+) ON .*?);$", re.MULTILINE | re.DOTALL)
 _VIEW = re.compile(r"^CREATE VIEW \w+\.(\w+) AS", re.MULTILINE)
 _TRIGGER = re.compile(r"^CREATE CONSTRAINT TRIGGER (\w+) .*? ON \w+\.(\w+)$", re.MULTILINE)
@@ -17,7 +15,7 @@ _FUNCTION = re.compile(r"^CREATE FUNCTION \w+\.(\w+)\(.*?\bAS (\$\$|')(.*?)\2", 
 
 def names_of(tables: Tables) -> list[str]:
     """Give the names of all tables."""
-    return [found[1] for found in _TABLE.finditer(tables.sql())]
+    return [found[1] for found in TABLE.finditer(tables.sql())]
 
 
 async def drift_of(connection: Connection, tables: Tables) -> list[Drift]:
@@ -60,14 +58,14 @@ def _tables(script: str, schema: str, columns: list[tuple[str, str, bool, bool]]
     for view in _VIEW.findall(script):
         if view not in there:
             yield Drift(f"the view {schema}.{view} is missing")
-    for table, body in _TABLE.findall(script):
+    for table, body in TABLE.findall(script):
         if table not in there:
             yield Drift(f"the table {schema}.{table} is missing")
             continue
         if there[table]:
             mend = f"ALTER TABLE {schema}.{table} SET LOGGED"
             yield Drift(f"the table {schema}.{table} is unlogged: a crash of the server empties it", mend)
-        needed, found = _COLUMN.findall(body), {name: must for of, name, must, _ in columns if of == table}
+        needed, found = COLUMN.findall(body), {name: must for of, name, must, _ in columns if of == table}
         for column in needed:
             if column not in found:
                 yield Drift(f"the column {column} of {schema}.{table} is missing")

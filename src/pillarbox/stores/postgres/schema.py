@@ -1,10 +1,12 @@
 """The tables: numbered files, each version applied in one transaction; which one is there stands in the meta table."""
 
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from itertools import groupby
 
 from pillarbox.core.postgres_facts import migrate_up
+from pillarbox.core.routing import LANES
 from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 from pillarbox.ports import SchemaStatus
 from pillarbox.stores.postgres.connection import Connection
@@ -15,6 +17,8 @@ _FILES = sorted(
 )
 _VERSIONS = [list(group) for _, group in groupby(_FILES, key=lambda file: file.name[:4])]
 NEEDED = len(_VERSIONS)
+TABLE = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?\w+\.(\w+) \(\n(.*?)^\)", re.MULTILINE | re.DOTALL)
+COLUMN = re.compile(r"^    ([a-z]\w*) ", re.MULTILINE)
 NO_RIGHT = "42501"
 LOCKED = "55P03"
 LOCK_TIMEOUT = "5s"
@@ -45,12 +49,40 @@ class Tables:
         if not there:
             return SchemaStatus(0, NEEDED)
         rows = await connection.run(f"SELECT value FROM {self.place}meta WHERE name = 'schema'")
-        return SchemaStatus(int(rows[0][0]) if rows else 0, NEEDED)
+        version = int(rows[0][0]) if rows else 0
+        return SchemaStatus(version, NEEDED, tuple(await self._missing(connection)) if version == NEEDED else ())
+
+    async def _missing(self, connection: Connection) -> list[str]:
+        there: dict[str, list[str]] = dict(
+            await connection.run(
+                "SELECT c.relname, array_agg(a.attname::text) FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid"
+                " WHERE c.relnamespace = to_regnamespace(%s) AND c.relkind IN ('r', 'p') AND a.attnum > 0"
+                " AND NOT a.attisdropped GROUP BY c.relname",
+                [self.schema],
+            )
+        )
+        missing = []
+        for table, body in TABLE.findall(self.sql()):
+            if table not in there:
+                missing.append(f"the table {self.schema}.{table}")
+            else:
+                columns = (column for column in COLUMN.findall(body) if column not in there[table])
+                missing += [f"the column {column} of {self.schema}.{table}" for column in columns]
+        if f"{self._prefix}lanes" in there and await self._may_read(connection, "lanes"):
+            [[lanes]] = await connection.run(f"SELECT count(*) FROM {self.place}lanes")
+            missing += [f"{LANES - lanes} of the {LANES} rows of {self.place}lanes"] if lanes < LANES else []
+        return missing
+
+    async def _may_read(self, connection: Connection, table: str) -> bool:
+        [[may]] = await connection.run("SELECT has_table_privilege(%s, 'SELECT')", [f"{self.place}{table}"])
+        return bool(may)
 
     async def check(self, connection: Connection) -> None:
         """Raise SchemaMismatch unless the tables are as needed."""
-        version = (await self.status(connection)).version
+        status = await self.status(connection)
+        version = status.version
         self._refuse_future(version)
+        self._refuse_loss(status)
         if version == 0:
             raise SchemaMismatch(f"there are no Pillarbox tables in the schema {self.schema}: {self._cure}")
         if version < NEEDED:
@@ -60,6 +92,7 @@ class Tables:
         """Apply what is missing; two processes that do it at once apply each version once."""
         status = await self.status(connection)
         self._refuse_future(status.version)
+        self._refuse_loss(status)
         applied = []
         for version in range(status.version + 1, NEEDED + 1):
             try:
@@ -122,6 +155,10 @@ class Tables:
                 f"the tables have version {version}, from the future: this release knows {NEEDED};"
                 " upgrade pillarbox: pip install --upgrade pillarbox"
             )
+
+    def _refuse_loss(self, status: SchemaStatus) -> None:
+        if status.missing:
+            raise SchemaMismatch(status.loss)
 
     def roles(self) -> str:
         """Give the script that makes the four roles."""

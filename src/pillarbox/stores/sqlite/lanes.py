@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from secrets import token_hex
+from typing import Any
 
 from pillarbox.core.insert import microseconds
 from pillarbox.core.routing import LANES
-from pillarbox.errors import LaneLost
+from pillarbox.errors import LaneLost, SchemaMismatch
 from pillarbox.kernel_lock import KernelLock
 from pillarbox.ports import Away, Clock, Holding
 from pillarbox.stores.sqlite.connection import writing
@@ -54,7 +55,8 @@ class LaneGroup:
         """Raise LaneLost unless the lanes are ours; inside the transaction that relies on it."""
         if self._epoch is None:
             raise LaneLost(f"the relay {self._owner} holds no lanes")
-        holder, epoch = db.execute(f"SELECT owner, epoch FROM {self._p}lanes WHERE lane = 0").fetchone()
+        row = db.execute(f"SELECT owner, epoch FROM {self._p}lanes WHERE lane = 0").fetchone()
+        holder, epoch = self._checked(row)
         if epoch != self._epoch:
             raise LaneLost(f"the lanes of the relay {self._owner} are with {holder or 'nobody'} now")
 
@@ -93,13 +95,22 @@ class LaneGroup:
         if not self._lock.held:  # a link may lead elsewhere by now
             self._lock = KernelLock(lock_file(self._path, self._p))
         has_lock = self._lock.take()
-        holder, lease_until, locked = db.execute(
+        row = db.execute(
             f"SELECT l.owner, r.lease_until, r.locked FROM {self._p}lanes l"
             f" LEFT JOIN {self._p}relays r ON r.owner = l.owner WHERE l.lane = 0"
         ).fetchone()
+        holder, lease_until, locked = self._checked(row)
         if holder is None or holder == self._owner or lease_until is None:
             return True
         return bool(has_lock and locked) or lease_until <= microseconds(self._clock.now())
+
+    def _checked(self, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
+        if row is None:
+            raise SchemaMismatch(
+                f"{self._path}: {self._p}lanes has no row any more: somebody has removed it; put it back with this SQL:"
+                f" INSERT INTO {self._p}lanes (lane, owner, epoch) VALUES (0, NULL, '')"
+            )
+        return row
 
     def _forget_the_gone(self, db: sqlite3.Connection) -> None:
         """Remove the rows of the former holder and of every relay whose lease has run out."""

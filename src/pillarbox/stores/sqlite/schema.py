@@ -2,6 +2,8 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from functools import lru_cache
 from importlib.resources import files
 
 from pillarbox.errors import SchemaMismatch
@@ -31,13 +33,27 @@ class Tables:
         return 0 if row is None else int(row[0])
 
     def status(self, db: sqlite3.Connection) -> SchemaStatus:
-        """Look which version is there and which is needed."""
-        return SchemaStatus(self.version(db), NEEDED)
+        """Look which version is there and which is needed, and what is missing of it."""
+        version = self.version(db)
+        return SchemaStatus(version, NEEDED, tuple(self._missing(db)) if version == NEEDED else ())
+
+    def _missing(self, db: sqlite3.Connection) -> Iterator[str]:
+        there = _columns(db)
+        for table, columns in _needed(self.sql()).items():
+            if table not in there:
+                yield f"the table {table}"
+            else:
+                yield from (f"the column {column} of {table}" for column in columns if column not in there[table])
+        lanes = f"{self._prefix}lanes"
+        if lanes in there and not db.execute(f"SELECT 1 FROM {lanes} WHERE lane = 0").fetchone():
+            yield f"the row of {lanes}"
 
     def check(self, db: sqlite3.Connection) -> None:
         """Raise SchemaMismatch unless the tables are as needed."""
-        version = self.version(db)
+        status = self.status(db)
+        version = status.version
         self._refuse_future(version)
+        self._refuse_loss(status)
         if version == 0:
             raise SchemaMismatch(f"there are no Pillarbox tables{self._of()} in {self._path}: {self._cure()}")
         if version < NEEDED:
@@ -64,7 +80,12 @@ class Tables:
                 for statement in self._statements(version):
                     db.execute(statement)
                 applied.append(version)
+        self._refuse_loss(self.status(db))
         return applied
+
+    def _refuse_loss(self, status: SchemaStatus) -> None:
+        if status.missing:
+            raise SchemaMismatch(f"{self._path}: {status.loss}")
 
     def sql(self) -> str:
         """Give the script for an empty database."""
@@ -84,6 +105,24 @@ class Tables:
             f"INSERT INTO {self._prefix}meta (name, value) VALUES ('schema', '{version}')"
             " ON CONFLICT DO UPDATE SET value = excluded.value;\n"
         )
+
+
+@lru_cache(maxsize=8)
+def _needed(script: str) -> dict[str, list[str]]:
+    """Give the columns of every table that a script makes."""
+    with closing(sqlite3.connect(":memory:")) as new:
+        new.executescript(script)
+        return _columns(new)
+
+
+def _columns(db: sqlite3.Connection) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for table, column in db.execute(
+        "SELECT t.name, c.name FROM sqlite_schema t, pragma_table_xinfo(t.name) c"
+        " WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+    ):
+        found.setdefault(table, []).append(column)
+    return found
 
 
 def _split(script: str) -> Iterator[str]:
