@@ -169,8 +169,16 @@ def test_blocked_behind_a_dead_event_which_is_dropped(blocked: tuple["Shop", lis
 
 def test_a_database_that_is_none(shop: "Shop") -> None:
     (shop.directory / "shop.db").write_text("this is a letter, not a database, and it is long enough to be read as one")
-    done = shop.type(f"pillarbox status --database {shop.database}", code=1)
-    assert done.stderr == ("pillarbox: shop.db is not an SQLite database; look at the path in the setting database\n")
+    words = "the database cannot be read: shop.db is not an SQLite database; look at the path in the setting database"
+    assert shop.status(code=3) == [f"✗ {words}"]
+    assert shop.type(f"pillarbox health --database {shop.database}", code=3).stdout == f"degraded: {words}\n"
+
+
+def test_a_database_that_is_damaged(migrated: "Shop") -> None:
+    file = migrated.directory / "shop.db"
+    file.write_bytes(file.read_bytes()[:4096] + b"\xff" * 40_000)
+    assert "is damaged" in migrated.status(code=3)[0]
+    assert "is damaged" in migrated.type(f"pillarbox health --database {migrated.database}", code=3).stdout
 
 
 def test_tables_from_the_future(migrated: "Shop") -> None:

@@ -12,7 +12,7 @@ from pillarbox.admin.figures import Figures
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Place
 from pillarbox.core.payload import is_json
-from pillarbox.errors import InvalidEvent, PillarboxError, StoreUnavailable
+from pillarbox.errors import InvalidEvent, PillarboxError, StoreError
 from pillarbox.ports import (
     Clock,
     DeadGroup,
@@ -80,11 +80,11 @@ class Admin:
         await self._store.close()
 
     async def look(self, settings: Settings) -> Report:
-        """Open, report and close; a database that is away is a finding too."""
+        """Open, report and close; a database that is away, damaged or none at all is a finding too."""
         try:
             async with self:
                 return await self.report(settings)
-        except StoreUnavailable as error:
+        except StoreError as error:
             return self._unread(error, settings)
 
     async def report(self, settings: Settings) -> Report:
