@@ -29,6 +29,25 @@ def test_malformed_toml_is_refused_with_its_place_and_what_to_do(tmp_path: Path,
     assert str(caught.value) == f"{path}: {mistake}; {WHAT_TO_DO}"
 
 
+@pytest.mark.parametrize("deep", ["[" * 5_000, "{a=" * 5_000])
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path, deep: str) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text(f"database = {deep}")
+    with pytest.raises(ConfigError) as caught:
+        Settings.load(path, environment={})
+    assert str(caught.value) == f"{path}: its arrays or tables are nested too deeply; no setting needs that"
+
+
+@pytest.mark.parametrize(("name", "shown"), [("", '""'), ("a\\u0000b", '"a\\0b"')])
+def test_a_topic_that_no_event_can_have_is_refused(tmp_path: Path, name: str, shown: str) -> None:
+    path = tmp_path / "shop.toml"
+    path.write_text(f'[topic."{name}"]\norder = "none"\n')
+    with pytest.raises(ConfigError) as caught:
+        Settings.load(path, environment={})
+    assert str(caught.value).startswith(f"topic.{shown}: the topic's name ")
+    assert str(caught.value).endswith(f"({path})")
+
+
 def test_a_file_with_the_line_ends_of_windows_is_read(tmp_path: Path) -> None:
     path = tmp_path / "shop.toml"
     path.write_bytes(b'database = "sqlite:///shop.db"\r\n[relay]\r\nbatch = 5\r\n')

@@ -120,6 +120,12 @@ def _table(name: str, values: Mapping[str, Any], given: Mapping[str, Given]) -> 
 
 
 def _topic(name: str, values: Mapping[str, Any], given: Mapping[str, Given]) -> Topic:
+    if not name or "\0" in name:
+        wrong = "holds a NUL character" if name else "is empty"
+        raise ConfigError(
+            f'topic."{without_secrets(name)}": the topic\'s name {wrong}, and no event has such a topic: write for'
+            f' example [topic."order-events"] ({_origins(given, "topic", name)})'.replace("\0", "\\0")
+        )
     try:
         return Topic(**values)
     except ConfigError as error:

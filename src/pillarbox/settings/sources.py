@@ -45,6 +45,8 @@ def from_file(path: Path) -> Iterator[Given]:
         raise ConfigError(f"{origin}: cannot be read: {error.strerror}; `pillarbox init` writes one") from error
     try:
         tables = tomllib.loads(content.decode())
+    except RecursionError:  # its traceback is a thousand lines long, and says nothing
+        raise ConfigError(f"{origin}: its arrays or tables are nested too deeply; no setting needs that") from None
     except ValueError as error:
         what, line, column = _mistake(error, content)
         raise ConfigError(
