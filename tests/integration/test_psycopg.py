@@ -122,9 +122,9 @@ def test_missing_tables_name_the_command(database: str) -> None:
 
 async def test_sync_and_async_are_not_mixed_up(url: str) -> None:
     async with await psycopg.AsyncConnection.connect(url) as connection:
-        with pytest.raises(ConfigError, match="AsyncOutbox an AsyncConnection"):
+        with pytest.raises(ConfigError, match="AsyncInbox an AsyncConnection"):
             outbox.add(connection, PING)  # type: ignore[arg-type]
-    with psycopg.connect(url) as sync, pytest.raises(ConfigError, match="AsyncOutbox an AsyncConnection"):
+    with psycopg.connect(url) as sync, pytest.raises(ConfigError, match="AsyncInbox an AsyncConnection"):
         await async_outbox.add(sync, PING)  # type: ignore[arg-type]
 
 

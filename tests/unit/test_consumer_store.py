@@ -176,7 +176,7 @@ async def test_a_consumer_that_stops_gives_back_what_it_has_not_begun(bench: Sto
     done = len(bench.applied())
     assert 1 <= done < 900
     assert [n for n, _, _ in bench.parked()] == [str(n) for n in range(done, 900)]
-    assert {state for _, state, _ in bench.parked()} == {"blocked", "stored"}
+    assert {state for _, state, _ in bench.parked()} <= {"blocked", "stored"}  # and nothing is held
     bench.on = lambda moment, facts: None
     await bench.consume(stores=True)
     assert bench.applied() == list(range(900))
