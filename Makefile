@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check bench lock format clean
+.PHONY: help demo test soak check bench torture lock format clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ check: static ## format, lint, types, import contracts, unit tests: under a minu
 bench: venv ## ratios against the textbook, written to benchmarks/results/latest.json
 	@.ci/servers all
 	$(BIN)/python -m benchmarks $(ARGS)
+
+torture: venv ## faults of every kind on servers of its own: PostgreSQL to Kafka and to Redis 3 minutes each, SQLite 1 (ARGS="--seed 7")
+	@.ci/servers all
+	$(BIN)/python -m servers.torture --broker kafka $(ARGS)
+	$(BIN)/python -m servers.torture --broker redis $(ARGS)
+	$(BIN)/python -m servers.torture --broker embedded --minutes 1 $(ARGS)
 
 lock: venv ## compile the locks anew: newest versions, hashes, no host names
 	@for name in demo test; do \
