@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from pillarbox.torture.cast import Member
+from pillarbox.torture.processes import Processes
 from servers.postgres import Postgres
 
 
@@ -94,3 +96,12 @@ def test_a_database_or_a_broker_that_it_cannot_use_is_refused(tmp_path: Path) ->
         done = torture(flag, url)
         assert (done.returncode, done.stdout) == (1, "")
         assert says in done.stderr
+
+
+def test_who_is_frozen_already_is_not_waited_for(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        member = Member(lambda: processes.start("sleeper", "http.server", "0", "--bind", "127.0.0.1"))
+        member.freeze()
+        member.freeze()
+        member.kill()
+        assert member.deaths == 1

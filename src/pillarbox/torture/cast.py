@@ -33,7 +33,7 @@ class Member:
         self.process.terminate()
 
     def freeze(self) -> None:
-        if self.process.lives:
+        if self.process.lives and not self.frozen:  # nobody would tell of a second time
             self.process.freeze()
             self.frozen = True
 
