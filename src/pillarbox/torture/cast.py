@@ -22,13 +22,13 @@ class Member:
 
     def kill(self) -> None:
         """kill -9; it is started again by `look`."""
-        self._thaw()
+        self.thaw()
         self.process.kill()
         self.deaths += 1
 
     def stop(self) -> None:
         """SIGTERM: it drains, hands over, and ends by itself."""
-        self._thaw()
+        self.thaw()
         self._leaving = True
         self.process.terminate()
 
@@ -38,9 +38,6 @@ class Member:
             self.frozen = True
 
     def thaw(self) -> None:
-        self._thaw()
-
-    def _thaw(self) -> None:
         if self.frozen:
             self.process.thaw()
             self.frozen = False

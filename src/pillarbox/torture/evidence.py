@@ -1,4 +1,5 @@
-"""The evidence of a torture run, and the eight questions that are asked of it. It imports nothing of Pillarbox.
+"""The evidence of a torture run, and the nine questions that are asked of it. It imports the checker, and nothing else
+of Pillarbox.
 
     intents/*.jsonl   one file per writer: every change before its commit, its outcome after it, the end
     journal.jsonl     the changes whose row is in the database
@@ -7,8 +8,8 @@
     statuses.jsonl    what the tables say of each event in the end
     facts.json        what was done to the system, and when it had come to rest
 
-Every list ends with {"end": how many lines it has}: one that was cut off proves nothing. `python evidence.py DIR`
-judges again what a run has left behind.
+Every list ends with {"end": how many lines it has}: one that was cut off proves nothing.
+`python -m pillarbox.torture.evidence DIR` judges again what a run has left behind.
 """
 
 import json

@@ -30,7 +30,7 @@ def run(
     keep: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Torture on somebody's servers, or on files of its own; give the exit code."""
-    if database is not None and Path(database.removeprefix("sqlite:///")).exists():
+    if database is not None and database.startswith("sqlite:") and Path(database.removeprefix("sqlite:///")).exists():
         raise ConfigError(
             f"database: {database} is there already: the torture makes a file of its own; name one that is not there"
         )

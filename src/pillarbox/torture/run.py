@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from pillarbox.admin.admin import Admin
 from pillarbox.ports import Query
 from pillarbox.settings import Settings
-from pillarbox.torture.bank import SCHEMA, Bank, bank_at
+from pillarbox.torture.bank import SCHEMA, bank_at
 from pillarbox.torture.cast import Cast, Member
 from pillarbox.torture.evidence import REST, Evidence, read
 from pillarbox.torture.faults import LEASE, PUBLISH_TIMEOUT, Strike, plan
@@ -192,7 +193,7 @@ class Run:
 
     def _committed(self) -> tuple[set[str], set[str]]:
         """Give the ids of what was committed, by the writers' own word and the journal; and those of dead letters."""
-        with self._connected(self._bank) as connection:
+        with closing(self._bank.connect()) as connection:
             journal = {change for (change,) in self._bank.run(connection, "SELECT change FROM {p}journal")}
         lines = [json.loads(line) for log in (self._directory / "intents").iterdir() for line in log.open()]
         events = [event for line in lines if line.get("change") in journal for event in line.get("events", ())]
@@ -200,7 +201,7 @@ class Run:
 
     def _is_at_rest(self, meant: set[str], fated: set[str]) -> bool:
         ledger = bank_at(self._ledger)
-        with self._connected(ledger) as connection:
+        with closing(ledger.connect()) as connection:
             applied = {str(id) for (id,) in ledger.run(connection, "SELECT event_id FROM {p}ledger")}
             dead = ledger.run(connection, "SELECT event_id FROM {p}pillarbox_inbox_parked WHERE state = 'dead'")
         if not (meant <= applied and fated <= {str(id) for (id,) in dead}):
@@ -229,12 +230,9 @@ class Run:
         names = ("retrying", "blocked", "delayed", "dead")
         return {"pending": figures.pending} | {name: int(getattr(figures.stats, name)) for name in names}
 
-    def _connected(self, bank: Bank) -> "_Closing":
-        return _Closing(bank.connect())
-
     def _write_down(self, rest: float | None, told: dict[str, int]) -> None:
         ledger = bank_at(self._ledger)
-        with self._connected(self._bank) as connection, self._connected(ledger) as other:
+        with closing(self._bank.connect()) as connection, closing(ledger.connect()) as other:
             self._list("journal", ({"change": change} for (change,) in self._bank.run(
                 connection, "SELECT change FROM {p}journal"
             )))  # fmt: skip
@@ -248,10 +246,11 @@ class Run:
         self._list("wire", map(_told, self._tap.messages(TOPICS)))
         states = Counter(one["status"] for one in statuses)
         tables = {name: states[name] for name in ("pending", "retrying", "blocked", "dead")}
+        repeats = self._copies_come_from()
         facts = {
             "seed": self._seed, "seconds": self._seconds, "began_at": self._started, "faults": self._struck,
             "rest_seconds": rest, "told": told, "tables": tables,
-            "copies_come_from": self._copies_come_from(), "most_copies": sum(self._copies_come_from().values()),
+            "copies_come_from": repeats, "most_copies": sum(repeats.values()),
             "prunes": any(one["fault"] == "prune" for one in self._struck), "words": self._cast.words,
             "servers": list(self._stage.versions()),
         }  # fmt: skip
@@ -285,19 +284,6 @@ class Run:
             for line in log.read_text().splitlines()
             if line.startswith("{")
         )
-
-
-class _Closing:
-    """A connection of whatever driver, closed at the end."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> Any:
-        return self._connection
-
-    def __exit__(self, *error: object) -> None:
-        self._connection.close()
 
 
 def _told(message: Any) -> dict[str, Any]:
