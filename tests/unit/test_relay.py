@@ -492,6 +492,29 @@ def test_a_delayed_event_goes_when_its_time_comes_and_holds_nobody_back() -> Non
     play(act)
 
 
+@pytest.mark.parametrize("prefix_safe", [True, False])
+def test_a_replay_keeps_the_order_of_each_aggregate_though_copies_fail(prefix_safe: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.place(40)
+        async with scene.relay():
+            await scene.eventually(lambda: len(scene.published) == 40)
+            failing = {b"3", b"7", b"9"}
+            scene.broker.refuse(lambda message: message.body in failing, PublishError("not now"))
+            await scene.desk.begin_replay("replay-1", Query())
+            while (replay := await scene.desk.replay("replay-1")) and replay.finished_at is None:
+                pass
+            await scene.eventually(lambda: len(scene.published) > 50)
+            scene.place(3, start=40)
+            await scene.eventually(lambda: {40, 41, 42} <= set(scene.published), seconds=1)
+            scene.broker.heal()
+            await scene.eventually(lambda: len(scene.published) == 83)
+        copies = [n for n in scene.published[40:] if n < 40]
+        for order in range(3):
+            assert [n for n in copies if n % 3 == order] == list(range(order, 40, 3))
+
+    play(act, prefix_safe=prefix_safe)
+
+
 def test_a_bell_ends_the_wait() -> None:
     async def act(scene: Scene) -> None:
         relay = scene.relay(settings=replace(SETTINGS, relay=replace(SETTINGS.relay, idle_longest=timedelta(hours=1))))

@@ -129,10 +129,19 @@ def test_a_topic_without_settings_has_the_defaults() -> None:
         ("global", {"aggregate_id": ""}, ("orders", "", "")),
         ("global", {"ordered": False}, None),
         ("none", {}, None),
+        ("aggregate", {"ordered": False, "replay": ""}, ("orders", "\0replayed order", "7")),
+        ("global", {"ordered": False, "replay": "r1"}, ("orders", "\0replayed order", "7")),
+        ("aggregate", {"ordered": False, "replay": "", "aggregate_id": ""}, None),
+        ("none", {"ordered": False, "replay": ""}, None),
     ],
 )
 def test_the_line_of_an_entry_follows_the_order_of_its_topic(order: Any, fields: Any, line: Any) -> None:
     assert Topics({"orders": Topic(order=order)}).line_of(entry(**fields)) == line
+
+
+def test_topics_know_which_of_them_keep_no_order_and_which_pass_over_the_dead() -> None:
+    topics = Topics({"a": Topic(order="none"), "b": Topic(when_dead="skip"), "c": Topic(order="global")})
+    assert (topics.without_order, topics.passing_over_dead) == (["a"], ["b"])
 
 
 def test_the_same_aggregate_in_two_topics_has_two_lines() -> None:

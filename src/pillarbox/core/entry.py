@@ -32,6 +32,7 @@ class Entry(NamedTuple):
     parked: bool = False
     """It comes out of the parking lot, not out of the log."""
     ordered: bool = True
-    """Parked outside the order (delayed, replayed): it holds nobody back and waits for nobody."""
-    replay: str = ""
-    """The id of the replay that sends it on purpose to handlers that had it; '' in normal life."""
+    """Parked outside the order (delayed, replayed) if not: it holds up nothing of the log, and waits for none of it."""
+    replay: str | None = None
+    """It was published before: '' if it is repeated as it was, or the id of the replay that sends it on purpose to
+    handlers that had it; None in normal life."""

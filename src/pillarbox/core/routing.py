@@ -17,6 +17,8 @@ DEFAULT_TOPIC = "{aggregate_type}-events"
 
 Line = tuple[str, str, str]
 """What is kept in order: topic, aggregate type, aggregate id; the last two are empty for a whole topic."""
+REPLAYED = "\0replayed "
+"""So begins the aggregate type in a line of copies; no event has one like it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,28 @@ class Topics:
     def line_of(self, entry: Entry) -> Line | None:
         """Say which entries this one must not overtake; None if it is free."""
         if not entry.ordered:
-            return None
+            return self._line_of_copy(entry)
         topic, id = entry.topic, entry.aggregate_id
         order = self._named[topic].order if topic in self._named else self._default.order
         if order == "aggregate" and id:
             return topic, entry.aggregate_type, id
         return (topic, "", "") if order == "global" else None
+
+    def _line_of_copy(self, entry: Entry) -> Line | None:
+        """Replayed copies of one aggregate's events keep their order among themselves, and hold up nobody else."""
+        if entry.replay is None or not entry.aggregate_id or self[entry.topic].order == "none":
+            return None
+        return entry.topic, REPLAYED + entry.aggregate_type, entry.aggregate_id
+
+    @property
+    def without_order(self) -> list[str]:
+        """The topics in which nothing waits for anything."""
+        return [name for name, topic in self._named.items() if topic.order == "none"]
+
+    @property
+    def passing_over_dead(self) -> list[str]:
+        """The topics in which what is dead holds nobody back."""
+        return [name for name, topic in self._named.items() if topic.when_dead == "skip"]
 
 
 def check_template(template: str) -> str:

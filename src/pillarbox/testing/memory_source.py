@@ -343,7 +343,8 @@ class MemorySource:
         for rows in lines.values():
             if not any(row.id in self._memory.parked_out for row in rows):
                 entries += self._free(rows, now)
-        entries = [row for row in entries if row.id not in self._memory.parked_out][: max(room, 0)]
+        waiting = [row for row in entries if row.id not in self._memory.parked_out]
+        entries = self._in_turn(waiting)[: max(room, 0)]
         self._memory.parked_out.update(row.id for row in entries)
         return [self._out_of_the_lot(row) for row in entries]
 
@@ -354,10 +355,29 @@ class MemorySource:
             return [head] if head.due_at is not None and head.due_at <= now else []
         return rows if head.state == "blocked" else []
 
+    def _in_turn(self, rows: list[Parked]) -> list[Parked]:
+        """Leave out copies that could overtake an earlier one of their aggregate: one that failed, or is out."""
+        out = {self._copies(row) for row in self.database.parked if row.id in self._memory.parked_out}
+        failed: dict[Line | None, int] = {}
+        for row in self.database.parked:
+            if row.replay is not None and self._holds_copies(row):
+                failed.setdefault(self._copies(row), row.id)
+        return [
+            row
+            for row in rows
+            if (line := self._copies(row)) is None or (line not in out and failed.get(line, row.id) >= row.id)
+        ]
+
+    def _copies(self, row: Parked) -> Line | None:
+        """Give the line that a row is in as a replayed copy."""
+        return self._topics.line_of(self._out_of_the_lot(row)) if row.replay is not None else None
+
+    def _holds_copies(self, row: Parked) -> bool:
+        blocks = self._topics[row.entry.topic].when_dead == "block"
+        return row.state == "retrying" or (row.state == "dead" and blocks)
+
     def _out_of_the_lot(self, row: Parked) -> Entry:
-        return row.entry._replace(
-            attempts=row.attempts, parked=True, ordered=row.line is not None, replay=row.replay or ""
-        )
+        return row.entry._replace(attempts=row.attempts, parked=True, ordered=row.line is not None, replay=row.replay)
 
     def _row_of(self, entry: Entry) -> Parked | None:
         out = self._memory.parked_out
@@ -377,7 +397,7 @@ class MemorySource:
             case Dead(error, blocks):
                 row.state, row.attempts, row.last_error = "dead", row.attempts + 1, error
                 row.line = row.line if blocks else None
-            case Blocked():
+            case Blocked() if row.replay is None:
                 row.state = "blocked"
 
     def _park(self, entry: Entry, lane: int, verdict: object) -> None:

@@ -5,14 +5,18 @@
     dead       the head of its line: comes out never; or without a line: holds nobody back
     delayed    without a line: comes out when it is due
 
+Replayed copies have no line here: they are delayed until their time has come, and then come out in the order of the
+log. Behind one that failed, those of the same aggregate and topic wait.
+
 The head of a line is its oldest row in one of the first three states. A line with such a row is blocked for the log.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 from pillarbox.core.changed_order import check_order
 from pillarbox.core.entry import Entry
@@ -25,6 +29,7 @@ from pillarbox.stores.postgres.lanes import LaneTable
 from pillarbox.stores.postgres.lines import find_line, read_line, write_line
 from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, entry_of
 from pillarbox.stores.postgres.ways import Way
+from pillarbox.stores.walks import Walks
 
 ROOM = 10_000
 """So many of a lane may stand in lines before that lane is read no further: somebody has to look."""
@@ -32,6 +37,7 @@ CHUNK = 8 << 20
 LOOK_EVERY = 5.0
 """Seconds after which it is looked at anyway."""
 IN_LINE = "line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead')"
+T = TypeVar("T")
 
 
 class _Head(NamedTuple):
@@ -61,12 +67,20 @@ class ParkingLot:
         self.held: frozenset[str] = frozenset()
         """Topics of which nothing comes out for now."""
         self._flows = f"topic NOT IN (SELECT topic FROM {place}pauses)"
+        self._stands_behind_a_copy = (
+            f"EXISTS (SELECT 1 FROM {place}parked head WHERE head.aggregate_type = parked.aggregate_type"
+            " AND head.aggregate_id = parked.aggregate_id AND head.topic = parked.topic AND head.id < parked.id"
+            " AND head.replay IS NOT NULL AND head.aggregate_id <> '' AND head.state IN ('retrying', 'dead')"
+            " AND head.topic <> ALL (%s) AND NOT (head.state = 'dead' AND head.topic = ANY (%s)))"
+        )
         self.forget()
 
     def forget(self) -> None:
         """Give out everything anew. What is blocked stays so: a relay that lost its lanes may be about to send."""
         self._given: dict[int, tuple[int, str | None]] = {}  # position → its row and line
         self._lines_out: Counter[str] = Counter()
+        self._copies_out: Counter[Line] = Counter()
+        self._walks = Walks()
         self._landed: set[int] = set()  # rows that were settled while we looked for what is due
         self._heads: Sequence[_Head] = ()
         self._most, self._added = 0, 0  # stood in one lane when they were counted; were parked since
@@ -86,6 +100,7 @@ class ParkingLot:
         """Hear how often people have changed something in it: if that is news, it must be looked at again."""
         if version != self._version:
             self._version, self._looked_at = version, float("-inf")
+            self._walks.forget()
 
     @property
     def is_stale(self) -> bool:
@@ -194,32 +209,45 @@ class ParkingLot:
     async def _free(self, connection: Connection, columns: str, room: int) -> list[Row]:
         # At most half of the room: a replay of a million must not hold up what is new.
         share = room - room // 2
-        if not share:
+        began = asyncio.get_running_loop().time()
+        if not share or not self._walks.may_go(began):
             return []
         rows = await self._rows(
             connection,
             columns,
             "line IS NULL AND state IN ('retrying', 'delayed')"
             f" AND due_at <= {self._p}now() AND lane = ANY (%s) AND {self._flows}"
-            " AND topic <> ALL (%s) ORDER BY due_at, id LIMIT %s",
+            f" AND topic <> ALL (%s) AND NOT (replay IS NOT NULL AND {self._stands_behind_a_copy})"
+            " ORDER BY due_at, id LIMIT %s",
             list(self._lanes.epochs),
             list(self.held),
+            self._topics.without_order,
+            self._topics.passing_over_dead,
             share + len(self._given),
         )
-        given = set(self._given)
-        chosen: list[Row] = []
-        for row in rows:  # two copies of one event go one after the other: an entry is known by its position
-            if row.entry.position not in given and len(chosen) < share:
-                given.add(row.entry.position)
-                chosen.append(row)
+        chosen = [*islice(self._in_turn(rows), share)]
+        self._walks.went(began, asyncio.get_running_loop().time(), enough=len(chosen) == share)
         return chosen
+
+    def _in_turn(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Leave out second copies of one event, for an entry is known by its position; and copies that could overtake
+        an earlier one of their aggregate, which is out and may fail, or was left out here."""
+        given, waiting = set(self._given), set[Line | None](self._copies_out)
+        for row in rows:
+            copies = self._topics.line_of(row.entry)
+            if row.entry.position in given or (copies is not None and copies in waiting):
+                waiting.add(copies)
+                continue
+            given.add(row.entry.position)
+            yield row
 
     async def _rows(self, connection: Connection, columns: str, where: str, *parameters: Any) -> list[Row]:
         found = await connection.run(
             f"SELECT id, line, state, lane, attempts, replay, position, {columns} FROM (SELECT *,"
             " sum(coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(body), 0))"
             " OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before"
-            f" FROM (SELECT * FROM {self._p}parked WHERE {where}) chosen) it WHERE coalesce(bytes_before, 0) < {CHUNK}",
+            f" FROM (SELECT * FROM {self._p}parked parked WHERE {where}) chosen) it"
+            f" WHERE coalesce(bytes_before, 0) < {CHUNK}",
             parameters,
         )
         return [
@@ -228,7 +256,7 @@ class ParkingLot:
                 line,
                 state,
                 lane,
-                entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None, replay=replay or ""),
+                entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None, replay=replay),
             )
             for id, line, state, lane, attempts, replay, *row in found
         ]
@@ -240,6 +268,8 @@ class ParkingLot:
             self._given[row.entry.position] = row.id, row.line
             if row.line is not None:
                 self._lines_out[row.line] += 1
+            elif (copies := self._topics.line_of(row.entry)) is not None:
+                self._copies_out[copies] += 1
             entries.append(row.entry)
         return entries
 
@@ -279,8 +309,8 @@ class ParkingLot:
         changes = []
         for entry, verdict in settlements:
             id, _ = self._given.get(entry.position, (None, None))
-            if id is None:
-                continue
+            if id is None or (entry.replay is not None and isinstance(verdict, Blocked)):
+                continue  # a copy stays as it is: it waits behind the one that failed
             if isinstance(verdict, Published):
                 changes.append({"id": id, "state": "published", "free": False, "attempts": entry.attempts})
             else:
@@ -288,13 +318,22 @@ class ParkingLot:
                 changes.append({"id": id, "free": free, **self._standing(entry, verdict)})
         return changes
 
-    def back(self, settlements: Iterable[Settlement[Entry]]) -> None:
+    def back(self, settlements: Sequence[Settlement[Entry]]) -> None:
         """Note, after the commit, that these are not out any more."""
+        if settlements:
+            self._walks.forget()
         for entry, _ in settlements:
             id, line = self._given.pop(entry.position, (None, None))
-            if id is not None:
-                self._landed.add(id)
+            if id is None:
+                continue
+            self._landed.add(id)
             if line is not None:
-                self._lines_out[line] -= 1
-                if not self._lines_out[line]:
-                    del self._lines_out[line]
+                _take_one(self._lines_out, line)
+            elif (copies := self._topics.line_of(entry)) is not None:
+                _take_one(self._copies_out, copies)
+
+
+def _take_one(out: Counter[T], line: T) -> None:
+    out[line] -= 1
+    if not out[line]:
+        del out[line]

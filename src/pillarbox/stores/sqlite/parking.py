@@ -5,15 +5,20 @@
     dead       the head of its line: comes out never; or without a line: holds nobody back
     delayed    without a line: comes out when it is due
 
+Replayed copies have no line here: they are delayed until their time has come, and then come out in the order of the
+log. Behind one that failed, those of the same aggregate and topic wait.
+
 The head of a line is its oldest row in one of the first three states. A line with such a row is blocked for the log.
 """
 
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import islice
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar
 
 from pillarbox.core.changed_order import check_order
 from pillarbox.core.entry import Entry
@@ -22,6 +27,7 @@ from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.stores.sqlite.rows import AMONG, AS_ENTRY, CHUNK, STORED, in_hex, parked_entry
+from pillarbox.stores.walks import Walks
 
 ROOM = 10_000
 """So many may stand in lines before the log is read no further: somebody has to look."""
@@ -29,6 +35,7 @@ ROOM = 10_000
 IN_LINE = "line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead')"
 HEAD_IN_LINE = "head.line IS NOT NULL AND head.state IN ('retrying', 'blocked', 'dead')"
 FREE = "line IS NULL AND state IN ('retrying', 'delayed')"
+T = TypeVar("T")
 
 
 class _Head(NamedTuple):
@@ -52,6 +59,14 @@ class ParkingLot:
 
     def __init__(self, prefix: str, topics: Topics) -> None:
         self._p, self._topics = prefix, topics
+        self._stands_behind_a_copy = (
+            f"EXISTS (SELECT 1 FROM {prefix}parked AS head INDEXED BY {prefix}parked_copies"
+            f" WHERE head.aggregate_type = {prefix}parked.aggregate_type"
+            f" AND head.aggregate_id = {prefix}parked.aggregate_id AND head.topic = {prefix}parked.topic"
+            f" AND head.id < {prefix}parked.id AND head.replay IS NOT NULL AND head.aggregate_id <> ''"
+            f" AND head.state IN ('retrying', 'dead') AND hex(head.topic) NOT IN {AMONG}"
+            f" AND NOT (head.state = 'dead' AND hex(head.topic) IN {AMONG}))"
+        )
         self.blocked: frozenset[Line] = frozenset()
         self.forget()
 
@@ -59,6 +74,8 @@ class ParkingLot:
         """Give out everything anew. What is blocked stays so: a relay that lost its lanes may be about to send."""
         self._given: dict[int, tuple[int, str | None]] = {}  # position → its row and line
         self._lines_out: Counter[str] = Counter()
+        self._copies_out: Counter[Line] = Counter()
+        self._walks = Walks()
         self._seen: list[tuple[Any, ...]] | None = None
         self._heads: Sequence[_Head] = ()  # those that are not dead
         self.full = False
@@ -105,21 +122,35 @@ class ParkingLot:
     def _free(self, db: sqlite3.Connection, now: int, room: int, paused: Collection[str]) -> list[_Row]:
         # At most half of the room: a replay of a million must not hold up what is new.
         share = room - room // 2
+        began = monotonic()
+        if not share or not self._walks.may_go(began):
+            return []
         rows = self._rows(
             db,
-            f"{FREE} AND due_at <= ? AND hex(topic) NOT IN {AMONG} ORDER BY due_at, id LIMIT ?",
+            f"{FREE} AND due_at <= ? AND hex(topic) NOT IN {AMONG}"
+            f" AND NOT (replay IS NOT NULL AND {self._stands_behind_a_copy}) ORDER BY due_at, id LIMIT ?",
             now,
             in_hex(paused),
-            share + len(self._given) if share else 0,
+            in_hex(self._topics.without_order),
+            in_hex(self._topics.passing_over_dead),
+            share + len(self._given),
             index="parked_free",
         )
-        given = set(self._given)
-        chosen: list[_Row] = []
-        for row in rows:  # two copies of one event go one after the other: an entry is known by its position
-            if row.entry.position not in given and len(chosen) < share:
-                given.add(row.entry.position)
-                chosen.append(row)
+        chosen = [*islice(self._in_turn(rows), share)]
+        self._walks.went(began, monotonic(), enough=len(chosen) == share)
         return chosen
+
+    def _in_turn(self, rows: Iterable[_Row]) -> Iterator[_Row]:
+        """Leave out second copies of one event, for an entry is known by its position; and copies that could overtake
+        an earlier one of their aggregate, which is out and may fail, or was left out here."""
+        given, waiting = set(self._given), set[Line | None](self._copies_out)
+        for row in rows:
+            copies = self._topics.line_of(row.entry)
+            if row.entry.position in given or (copies is not None and copies in waiting):
+                waiting.add(copies)
+                continue
+            given.add(row.entry.position)
+            yield row
 
     def _rows(self, db: sqlite3.Connection, where: str, *parameters: Any, index: str = "") -> list[_Row]:
         by = f"INDEXED BY {self._p}{index}" if index else ""
@@ -142,6 +173,8 @@ class ParkingLot:
             self._given[row.entry.position] = row.id, row.line
             if row.line is not None:
                 self._lines_out[row.line] += 1
+            elif (copies := self._topics.line_of(row.entry)) is not None:
+                self._copies_out[copies] += 1
 
     def park(self, db: sqlite3.Connection, settlements: Iterable[Settlement[Entry]], now: int) -> None:
         """Copy entries of the log that were not published into the parking lot."""
@@ -172,8 +205,8 @@ class ParkingLot:
         """Record what has become of parked entries; those that are settled already are passed over."""
         for entry, verdict in settlements:
             id, line = self._given.get(entry.position, (None, None))
-            if id is None:
-                continue
+            if id is None or (entry.replay is not None and isinstance(verdict, Blocked)):
+                continue  # a copy stays as it is: it waits behind the one that failed
             if isinstance(verdict, Published):
                 sql = "UPDATE {p}parked SET state = 'published', settled_at = ?, due_at = NULL WHERE id = ?"
                 db.execute(sql.format(p=self._p), (now, id))
@@ -188,14 +221,22 @@ class ParkingLot:
                 (state, line, due_at, attempts, error, id),
             )
 
-    def settled(self, settlements: Iterable[Settlement[Entry]]) -> None:
+    def settled(self, settlements: Sequence[Settlement[Entry]]) -> None:
         """Note, after the commit, that these are not out any more."""
+        if settlements:
+            self._walks.forget()
         for entry, _ in settlements:
-            _, line = self._given.pop(entry.position, (None, None))
+            id, line = self._given.pop(entry.position, (None, None))
             if line is not None:
-                self._lines_out[line] -= 1
-                if not self._lines_out[line]:
-                    del self._lines_out[line]
+                _take_one(self._lines_out, line)
+            elif id is not None and (copies := self._topics.line_of(entry)) is not None:
+                _take_one(self._copies_out, copies)
+
+
+def _take_one(out: Counter[T], line: T) -> None:
+    out[line] -= 1
+    if not out[line]:
+        del out[line]
 
 
 @lru_cache(maxsize=2 * ROOM)

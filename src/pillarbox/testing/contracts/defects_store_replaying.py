@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import RetryAt
+from pillarbox.core.window import Blocked
 from pillarbox.ports import Query, Record, Replay, Retention
 from pillarbox.testing.contracts.store_defect import StoreDefect, into
 from pillarbox.testing.memory import Parked
@@ -31,6 +32,55 @@ class ReplaysUnderNewIds(MemoryStore):
         for row in self.database.parked:
             row.entry = row.entry._replace(event_id=str(uuid4()))
         return replay
+
+
+@breaks(
+    "test_a_copy_that_failed_holds_back_the_later_ones_of_its_aggregate",
+    "test_it_holds_back_those_that_come_in_a_later_replay",
+    "test_a_dead_copy_holds_them_back_until_somebody_cares",
+)
+class LetsCopiesOvertakeOneThatFailed(MemoryStore):
+    def _holds_copies(self, row: Parked) -> bool:
+        return False
+
+
+@breaks("test_a_dead_copy_holds_them_back_until_somebody_cares")
+class LetsCopiesOvertakeADeadOne(MemoryStore):
+    def _holds_copies(self, row: Parked) -> bool:
+        return row.state == "retrying"
+
+
+@breaks("test_while_copies_of_an_aggregate_are_out_no_later_ones_come")
+class GivesOutCopiesBehindCopies(MemoryStore):
+    def _in_turn(self, rows: list[Parked]) -> list[Parked]:
+        out, self._memory.parked_out = self._memory.parked_out, set()
+        try:
+            return super()._in_turn(rows)
+        finally:
+            self._memory.parked_out = out
+
+
+@breaks("test_a_copy_that_failed_holds_back_nothing_new")
+class BlocksTheLogBehindACopy(MemoryStore):
+    def _refresh_blocked(self) -> None:
+        super()._refresh_blocked()
+        failed = [row for row in self.database.parked if row.replay is not None and row.state == "retrying"]
+        self._memory.blocked |= {line for row in failed if (line := self._topics.line_of(row.entry)) is not None}
+
+    async def entries(self, room: int) -> Sequence[Entry]:
+        found = await super().entries(room)
+        return [entry for entry in found if self._topics.line_of(entry) not in self.blocked]
+
+
+@breaks("test_a_copy_that_failed_holds_back_the_later_ones_of_its_aggregate")
+class PutsCopiesInLine(MemoryStore):
+    """Parks what waits behind a copy that failed like what waits in a line; nobody ever takes it out again."""
+
+    def _settle_parked(self, entry: Entry, verdict: object) -> None:
+        row = self._row_of(entry)
+        super()._settle_parked(entry, verdict)
+        if row is not None and isinstance(verdict, Blocked):
+            row.state = "blocked"
 
 
 @breaks("test_a_replayed_event_is_published_before_and_after")

@@ -2,16 +2,22 @@
 
 from datetime import timedelta
 
+from pillarbox.core.retry import PUBLISHED, Dead
+from pillarbox.core.window import BLOCKED, Settled
 from pillarbox.ports import Query, Replay, Retention, Store
 from pillarbox.testing.contracts.store_bench import (
     ROUNDS,
     StoreBench,
     event,
     holder,
+    names,
     publish_all,
     read,
     record,
     replayed,
+    settle,
+    settle_each,
+    soon,
 )
 
 NAMES = "ABCDEFGHIJ"
@@ -34,6 +40,11 @@ async def shop(bench: StoreBench) -> Store:
         await bench.add(event(name, str(ord(name) % 2)))
     await publish_all(store)
     return store
+
+
+def all_but_the_odd_ones(**failed: Settled) -> dict[str, Settled]:
+    """Make verdicts: of one of the two aggregates something failed, and what comes behind it waits."""
+    return dict.fromkeys(NAMES, PUBLISHED) | dict.fromkeys("EGI", BLOCKED) | failed
 
 
 class ReplayingRules:
@@ -100,6 +111,52 @@ class ReplayingRules:
         for name in NAMES:
             assert await publish_all(store) == [name]
             bench.clock.advance(1)
+
+    async def test_a_copy_that_failed_holds_back_the_later_ones_of_its_aggregate(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        await replayed(store, Query(topic="orders"))
+        await settle_each(store, await read(store), **all_but_the_odd_ones(C=soon(bench)))
+        assert await publish_all(store) == []
+        bench.clock.advance(6)
+        again = await read(store)
+        assert [(entry.event_type, entry.attempts) for entry in again] == [("C", 1)]
+        await settle(store, again)
+        assert await publish_all(store) == ["E", "G", "I"]
+
+    async def test_it_holds_back_those_that_come_in_a_later_replay(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        await replayed(store, Query(type="C"))
+        await settle(store, await read(store), soon(bench))
+        await replayed(store, Query(), "replay-2", again=True)
+        assert await publish_all(store) == ["B", "D", "F", "H", "J"]
+        bench.clock.advance(6)
+        assert await publish_all(store) == ["C", "A", "E", "G", "I"]  # what is being retried is not replayed
+
+    async def test_a_dead_copy_holds_them_back_until_somebody_cares(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        await replayed(store, Query())
+        await settle_each(store, await read(store), **all_but_the_odd_ones(C=Dead("no")))
+        bench.clock.advance(60)
+        assert await publish_all(store) == []
+        assert await store.drop(Query(status=("dead",))) == 1
+        assert await publish_all(store) == ["E", "G", "I"]
+
+    async def test_a_copy_that_failed_holds_back_nothing_new(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        await replayed(store, Query(type="C"))
+        await settle(store, await read(store), soon(bench))
+        await bench.add(event("new"))
+        assert await publish_all(store) == ["new"]
+
+    async def test_while_copies_of_an_aggregate_are_out_no_later_ones_come(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        await replayed(store, Query())
+        first = await store.entries(4)
+        assert names(first)[:2] == ["A", "B"]
+        assert await store.entries(4) == []
+        await settle(store, first)
+        rest = NAMES[len(first) :]
+        assert names(await store.entries(100)) == [*rest]
 
     async def test_a_replay_goes_no_further_than_its_limit(self, bench: StoreBench) -> None:
         store = await shop(bench)

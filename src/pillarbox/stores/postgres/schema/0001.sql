@@ -130,6 +130,8 @@ ALTER TABLE {p}parked ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE
 CREATE INDEX {prefix}parked_line ON {p}parked (line, id) INCLUDE (state, due_at, lane)
     WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
 CREATE INDEX {prefix}parked_free ON {p}parked (due_at, id) WHERE line IS NULL AND state IN ('retrying', 'delayed');
+CREATE INDEX {prefix}parked_copies ON {p}parked (aggregate_type, aggregate_id, id)
+    WHERE replay IS NOT NULL AND aggregate_id <> '' AND state IN ('retrying', 'dead');
 CREATE INDEX {prefix}parked_position ON {p}parked (position);
 CREATE INDEX {prefix}parked_state ON {p}parked (state, settled_at);
 

@@ -105,6 +105,8 @@ CREATE TABLE {prefix}parked (
 CREATE INDEX {prefix}parked_line ON {prefix}parked (line, id, state, due_at)
     WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
 CREATE INDEX {prefix}parked_free ON {prefix}parked (due_at, id) WHERE line IS NULL AND state IN ('retrying', 'delayed');
+CREATE INDEX {prefix}parked_copies ON {prefix}parked (aggregate_type, aggregate_id, id)
+    WHERE replay IS NOT NULL AND aggregate_id <> '' AND state IN ('retrying', 'dead');
 CREATE INDEX {prefix}parked_position ON {prefix}parked (position);
 CREATE INDEX {prefix}parked_state ON {prefix}parked (state, settled_at);
 
