@@ -7,7 +7,7 @@ PYTEST := $(BIN)/pytest
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check bench torture lock format clean
+.PHONY: help demo test soak check bench torture mutants lock format clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,10 @@ torture: venv ## faults of every kind on servers of its own: PostgreSQL to Kafka
 	$(BIN)/python -m servers.torture --broker kafka $(ARGS)
 	$(BIN)/python -m servers.torture --broker redis $(ARGS)
 	$(BIN)/python -m servers.torture --broker embedded --minutes 1 $(ARGS)
+
+mutants: venv ## break rules on purpose, one at a time, and see that the tests notice: a few minutes (ARGS="fence cluster")
+	@.ci/servers
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 lock: venv ## compile the locks anew: newest versions, hashes, no host names
 	@for name in demo test; do \

@@ -28,6 +28,7 @@ from tests.acceptance.crashing import BATCH, ORDERS, relay, tapped
 from tests.acceptance.streams import STREAMS, stream_on
 
 EACH = 6
+DATABASES = ["SQLite", "PostgreSQL"]
 WINDOW_AND_CHUNK = 3 * BATCH
 """So many copies one kill or one lost lease may cost."""
 RELAY_POINTS = {
@@ -54,7 +55,7 @@ CONSUMER_POINTS = {
 }
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture(params=DATABASES)
 def shop(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a shop with events of twenty orders, committed in order, and some that were rolled back."""
     if request.param == "SQLite":
@@ -99,7 +100,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture(params=DATABASES)
 def billing(request: pytest.FixtureRequest, tmp_path: Path, published: Path) -> str:
     """The URL of an empty billing database, with a stream of orders to bill beside it."""
     shutil.copy(published / "stream.db", tmp_path)
@@ -115,6 +116,22 @@ def billing(request: pytest.FixtureRequest, tmp_path: Path, published: Path) -> 
 
 def test_every_crash_point_has_a_test() -> None:
     assert set(RELAY_POINTS) | set(CONSUMER_POINTS) == CRASH_POINTS
+
+
+def test_every_crash_point_is_struck_on_every_database_outside_the_soak() -> None:
+    kills = (
+        test_a_relay_killed_at_any_moment_loses_and_invents_nothing,
+        test_a_consumer_killed_at_any_moment_applies_each_event_once,
+    )
+    assert [struck_by(kill) for kill in kills] == [set(RELAY_POINTS), set(CONSUMER_POINTS)]
+    assert "PostgreSQL" in DATABASES
+
+
+def struck_by(test: Any) -> set[Moment]:
+    """List the moments that a test is parametrised with, but for those of the soak."""
+    [mark] = test.pytestmark
+    cases = [case for case in mark.args[1] if not getattr(case, "marks", ())]
+    return {getattr(case, "values", (case,))[-1] for case in cases}
 
 
 @pytest.mark.parametrize("moment", RELAY_POINTS)

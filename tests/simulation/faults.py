@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout, StoreUnavailable
 from pillarbox.telemetry.hooks import Facts, Moment
+from tests.simulation.edition import Edition
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -18,14 +19,22 @@ STORE_CALLS = {
     "release": "released",
     "entries": "entries read",
     "settle": "settled",
+    "prune": "pruned",
+    "replay": "replayed",
 }
 INBOX_CALLS = {"inbox begins": "inbox committed"}
 RELAY_MOMENTS = (
     Moment.LANES_TAKEN, Moment.ENTRIES_READ, Moment.BEFORE_SEND, Moment.SENT, Moment.ANSWERED, Moment.SETTLING,
-    Moment.SETTLED, Moment.LEASE_RENEWED, Moment.LANES_RELEASED, Moment.TOPIC_AWAY, Moment.TOPIC_BACK,
+    Moment.SETTLED, Moment.LEASE_RENEWED, Moment.LANES_RELEASED, Moment.TOPIC_AWAY, Moment.TOPIC_BACK, Moment.PRUNED,
 )  # fmt: skip
-RARE = (Moment.TOPIC_BACK, Moment.LANES_RELEASED, Moment.STORED, Moment.PARKED)
+SINCE = dict.fromkeys(("prune", "pruned", "replay", "replayed", Moment.PRUNED), Edition.OPERATED)
+"""Points that older worlds do not have."""
+RARE = (Moment.PRUNED, Moment.TOPIC_BACK, Moment.LANES_RELEASED, Moment.STORED, Moment.PARKED)
 """Moments that come seldom: there a crash is likelier."""
+LIKELIER: dict[str, float] = dict.fromkeys(RARE, 5)
+LIKELIER_IN_SHORT_WORLDS = LIKELIER | {
+    Moment.LEASE_RENEWED: 5, Moment.LANES_TAKEN: 3, Moment.TOPIC_AWAY: 15, Moment.TOPIC_BACK: 25, Moment.PARKED: 25,
+}  # fmt: skip
 TOPIC_FAILURES: dict[str, Callable[[str], PublishError]] = {
     "does not answer": BrokerUnavailable,
     "answers too late": PublishTimeout,
@@ -35,14 +44,14 @@ TOPIC_FAILURES: dict[str, Callable[[str], PublishError]] = {
 """How one topic may be down while others are not."""
 WHILE_HELD = ("crash", "pause", "lost lease", "store error", "lost answer", "broker", "operator")
 """What else must have struck while a relay held a topic."""
+WHILE_PAUSED = ("crash", "pause", "lost lease", "store error", "lost answer", "broker")
+"""What must have struck while a topic was paused, and a detour kept its place."""
 CONSUMER_MOMENTS = (
     Moment.DELIVERED,
     Moment.STORED, Moment.MARKED, Moment.HANDLED, Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED,
 )  # fmt: skip
-NOT_SIMULATED = {
-    Moment.PRUNED: "nothing is old enough to be pruned within a run; kill -9 strikes it on the real databases",
-}
-"""Crash points at which no fault strikes here, and why."""
+STRUCK = frozenset((*RELAY_MOMENTS, *CONSUMER_MOMENTS))
+OPERATOR = ("pause", "resume", "retry", "drop", "replay", "replay again", "stop relay", "stop consumer")
 
 
 @dataclass(frozen=True)
@@ -66,9 +75,10 @@ def expected() -> list[tuple[str, str]]:
     found += [("store error", point) for point in begins]
     found += [("lost answer", point) for point in (*ends, "stored by broker")]
     found += [("broker", what) for what in ("outage", "cut", "try again")]
-    found += [("operator", what) for what in ("pause", "resume", "retry", "drop")]
+    found += [("operator", what) for what in OPERATOR]
     found += [("topic", how) for how in TOPIC_FAILURES]
     found += [("while a topic is held", fault) for fault in WHILE_HELD]
+    found += [("while a topic is paused", fault) for fault in WHILE_PAUSED]
     return [*found, ("handler", "raises")]
 
 
@@ -96,6 +106,8 @@ class Life:
         self.world.hits[fault, str(point)] += 1
         if self.held:
             self.world.hits["while a topic is held", fault] += 1
+        if self.world.database.pauses:
+            self.world.hits["while a topic is paused", fault] += 1
         return True
 
     def hear(self, moment: Moment, facts: Facts) -> None:
@@ -104,12 +116,18 @@ class Life:
             self.held.add(str(facts["topic"]))
         elif moment is Moment.TOPIC_BACK:
             self.held.discard(str(facts["topic"]))
-        odds = self.world.odds.crash * (5 if moment in RARE else 1)
-        if moment in (*RELAY_MOMENTS, *CONSUMER_MOMENTS) and self.chance("crash", moment, odds):
+        likelier = LIKELIER_IN_SHORT_WORLDS if self.world.edition >= Edition.OPERATED else LIKELIER
+        odds = self.world.odds.crash * likelier.get(moment, 1)
+        if moment in STRUCK and self._exists(moment) and self.chance("crash", moment, odds):
             self.die()
+
+    def _exists(self, point: str) -> bool:
+        return self.world.edition >= SINCE.get(point, Edition.FIRST)
 
     async def strike(self, point: str) -> None:
         """A call of the database begins or ends."""
+        if not self._exists(point):
+            return
         odds, world = self.world.odds, self.world
         if self.chance("crash", point, odds.crash):
             self.die()

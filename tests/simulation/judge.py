@@ -16,7 +16,16 @@ def faults(history: History) -> list[str]:
     found += [f"applied twice: {id}" for id, times in effects.items() if times > 1]
     found += [f"not applied: {id}" for id in seen if id not in effects]
     found += [f"applied without an event: {id}" for id in effects if id not in seen]
+    found += history.troubles + faults_of_copies(history)
     return found + out_of_order(history, history.wire, "wire") + out_of_order(history, history.applied, "effects")
+
+
+def faults_of_copies(history: History) -> list[str]:
+    """What a replay sends on purpose is applied once for each such replay."""
+    sent, effects = set(history.copies), Counter(history.applied_again)
+    found = [f"applied twice of the replay {by}: {id}" for (id, by), times in effects.items() if times > 1]
+    found += [f"not applied of the replay {by}: {id}" for id, by in sent if (id, by) not in effects]
+    return found + [f"applied without its replay {by}: {id}" for id, by in effects if (id, by) not in sent]
 
 
 def out_of_order(history: History, order: Sequence[str], where: str) -> list[str]:

@@ -1,16 +1,22 @@
-"""Five ways to break the promise. The simulation must find each of them, or it proves nothing."""
+"""Ways to break the promise. The simulation must find each of them, or it proves nothing."""
 
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from unittest import mock
+from weakref import WeakSet
 
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.routing import Line
 from pillarbox.core.window import Settlement, Window
+from pillarbox.ports import Replay
 from pillarbox.relay.chores import Lease
 from pillarbox.relay.pump import Pump
+from pillarbox.testing.memory import Row
+from pillarbox.testing.memory_records import MemoryStore
 from pillarbox.testing.memory_source import MemorySource
 from tests.simulation.consumers import SimulatedSubscriber
 
@@ -88,10 +94,47 @@ def try_what_is_refused_for_ever() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def prune_by_age_alone() -> Iterator[None]:
+    """What is old is pruned, settled or not."""
+
+    def is_old(self: MemoryStore, row: Row, before: datetime) -> bool:
+        return row.entry.created_at <= before
+
+    with mock.patch.object(MemoryStore, "_settled_before", is_old):
+        yield
+
+
+@contextmanager
+def take_replays_for_copies() -> Iterator[None]:
+    """The id of a replay is no part of what the inbox remembers."""
+    with mock.patch.object(Delivery, "replay", None):
+        yield
+
+
+@contextmanager
+def forget_how_far_a_replay_is() -> Iterator[None]:
+    """A replay that somebody else goes on with begins anew."""
+    replay, heard_of = MemoryStore.replay, WeakSet[MemoryStore]()
+
+    async def anew(self: MemoryStore, id: str) -> Replay | None:
+        if self not in heard_of:
+            heard_of.add(self)
+            row = self.database.replays[id]
+            row.replay = replace(row.replay, place=row.replay.first)
+        return await replay(self, id)
+
+    with mock.patch.object(MemoryStore, "replay", anew):
+        yield
+
+
 MUTANTS: list[Mutant] = [
     drop_the_fence,
     settle_before_the_acknowledgement,
     advance_past_an_unacknowledged_entry,
     acknowledge_before_the_commit,
     try_what_is_refused_for_ever,
+    prune_by_age_alone,
+    take_replays_for_copies,
+    forget_how_far_a_replay_is,
 ]

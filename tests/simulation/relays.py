@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,9 @@ from pillarbox.core.message import Message, identity
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout
 from pillarbox.ports import Outcome
 from pillarbox.relay.relay import Parts, Relay
-from pillarbox.settings import RelaySettings, Settings
+from pillarbox.settings import RelaySettings, RetentionSettings, Settings
 from pillarbox.telemetry.hooks import Hooks
+from tests.simulation.edition import Edition
 from tests.simulation.faults import LEASE, Life
 
 if TYPE_CHECKING:
@@ -29,6 +31,13 @@ SETTINGS = Settings(
 )
 
 
+def settings_of(world: "World") -> Settings:
+    """Give what a world's relays are set to."""
+    if world.edition < Edition.OPERATED:
+        return SETTINGS
+    return replace(SETTINGS, retention=RetentionSettings(published=timedelta(seconds=2), archive=world.archive))
+
+
 class RelayLife(Life):
     """One life of a relay's process."""
 
@@ -39,7 +48,11 @@ class RelayLife(Life):
         )
         self.publisher = SimulatedPublisher(self)
         self.daemon = Relay(
-            lambda: Parts(self.store, self.publisher), SETTINGS, world.clock, Hooks(self.hear), world.random.random
+            lambda: Parts(self.store, self.publisher),
+            settings_of(world),
+            world.clock,
+            Hooks(self.hear),
+            world.random.random,
         )
 
     def die(self) -> None:

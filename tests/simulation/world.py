@@ -15,15 +15,18 @@ from uuid import UUID
 
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
-from pillarbox.core.message import identity
+from pillarbox.core.message import REPLAY_HEADER, identity
 from pillarbox.core.routing import Line
 from pillarbox.errors import PublishError
 from pillarbox.ports import Query
 from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.memory import MemoryDatabase, MemoryOutbox, Transaction
 from pillarbox.testing.memory_records import MemoryStore
-from tests.simulation.consumers import Billing, ConsumerLife, SimulatedSubscriber
+from tests.simulation import operator
+from tests.simulation.consumers import Billing, ConsumerLife, Copy, SimulatedSubscriber
+from tests.simulation.edition import NEWEST, Edition
 from tests.simulation.faults import TOPIC_FAILURES, Odds
+from tests.simulation.operator import Replayed
 from tests.simulation.relays import RelayLife
 
 AGGREGATES = [("order", str(number)) for number in range(6)]
@@ -41,6 +44,12 @@ class History:
     dropped: set[str] = field(default_factory=set)
     applied: list[str] = field(default_factory=list)
     """Event ids as their effects were committed."""
+    replays: list[Replayed] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
+    """What replays have sent on purpose, as the broker stored it."""
+    applied_again: list[Copy] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    """What the world itself has found wrong."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class World:
         parts: Parts | None = None,
         odds: Odds | None = None,
         *,
-        topics_fail: bool = True,
+        edition: Edition = NEWEST,
     ) -> None:
         self.random, self.clock = random.Random(seed), clock
         self.parts, self.odds = parts or Parts(), odds or Odds()
@@ -84,29 +93,47 @@ class World:
         self.poison: set[str] = set()
         self._outbox = MemoryOutbox(topic="{event_type}")
         self._locks = {aggregate: asyncio.Lock() for aggregate in AGGREGATES}
-        self._stopped, self._topics_fail = False, topics_fail
-        self._lives: dict[str, RelayLife | ConsumerLife] = {}
+        self._stopped = False
+        self.edition = edition
+        sizes = random.Random(f"sizes of {seed}")
+        is_long = edition < Edition.OPERATED or sizes.random() < 0.1
+        self._seconds, self._pace = (20, 2.0) if is_long else (5, 4.0)
+        self.archive = sizes.choice((timedelta(0), timedelta(hours=1)))
+        self.lives: dict[str, RelayLife | ConsumerLife] = {}
 
-    async def live(self, seconds: float = 20, writers: int = 3) -> None:
+    async def live(self, writers: int = 3) -> None:
         """Let everything happen for a while, then let it become quiet and drain."""
         relays = [f"relay-{number}" for number in range(self.random.choice((1, 2, 2, 3)))]
         processes = [asyncio.create_task(self._process(name, self._relay)) for name in relays]
         processes += [asyncio.create_task(self._process(name, self._consumer)) for name in ("consumer-0", "consumer-1")]
         others = [asyncio.create_task(self._write()) for _ in range(writers)]
         others += [asyncio.create_task(self._operate()), asyncio.create_task(self._weather())]
-        if self._topics_fail:
+        if self.edition >= Edition.TOPICS_FAIL:
             others.append(asyncio.create_task(self._weather_of_topics()))
-        await asyncio.sleep(seconds)
+        if self.edition >= Edition.OPERATED:
+            others.append(asyncio.create_task(operator.replay_now_and_then(self)))
+            others.append(asyncio.create_task(operator.restart_now_and_then(self)))
+        await asyncio.sleep(self._seconds)
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._calm_down()
         self._stopped = True
-        for life in self._lives.values():
+        for life in self.lives.values():
             life.daemon.stop()
         await asyncio.gather(*processes)
-        self.history.wire = [identity(message)[0] for message in self.broker.messages()]
-        self.history.applied = self.billing.applied()
+        self._write_down()
+
+    def _write_down(self) -> None:
+        history, stored, applied = self.history, self._stored(), self.billing.applied()
+        history.wire, history.copies = [id for id, _ in stored], [copy for copy in stored if copy[1]]
+        history.applied = [id for id, replay in applied if replay is None]
+        history.applied_again = [copy for copy in applied if copy[1]]
+        history.troubles = operator.faults_of(self)
+
+    def _stored(self) -> list[Copy]:
+        """Give event and replay of every message that the broker has."""
+        return [(identity(message)[0], message.headers.get(REPLAY_HEADER)) for message in self.broker.messages()]
 
     # Processes, which are started again whenever they die
 
@@ -120,7 +147,7 @@ class World:
         starts = 0
         while not self._stopped:
             starts += 1
-            life = self._lives[name] = start(f"{name}/{starts}")
+            life = self.lives[name] = start(f"{name}/{starts}")
             task = asyncio.create_task(life.daemon.run())
             death = asyncio.create_task(life.death.wait())
             await asyncio.wait({task, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -142,19 +169,21 @@ class World:
         desk = MemoryStore(self.database, "desk")
         for topic in list(self.database.pauses):
             await desk.resume(topic)
+        await operator.finish(self)
         deadline = self.clock.elapsed + 300
         while self.clock.elapsed < deadline:
             await self._drop_dead(desk)
             self.billing.retry_dead()
             stats = await desk.stats()
-            if not (stats.pending or stats.retrying or stats.blocked or stats.delayed or stats.dead):
-                delivered = {identity(message)[0] for message in self.broker.messages()}
-                done = not self.travelling and not self.billing.waiting()
-                if done and delivered == set(self.billing.applied()):
-                    return
+            waiting = stats.pending or stats.retrying or stats.blocked or stats.delayed or stats.dead
+            busy = waiting or self.travelling or self.billing.waiting()
+            if not busy and set(self._stored()) == set(self.billing.applied()):
+                return
             await asyncio.sleep(1)
 
     async def _drop_dead(self, desk: MemoryStore) -> None:
+        if not any(row.state == "dead" for row in self.database.parked):
+            return
         dead = await desk.find(Query(status=("dead",)))
         self.history.dropped.update(record.event_id for record in dead)
         await desk.drop(Query(status=("dead",)))
@@ -163,7 +192,7 @@ class World:
 
     async def _write(self) -> None:
         while True:
-            await asyncio.sleep(self.random.expovariate(2))
+            await asyncio.sleep(self.random.expovariate(self._pace))
             aggregates = sorted(self.random.sample(AGGREGATES, self.random.choice((1, 1, 2))))
             for aggregate in aggregates:
                 await self._locks[aggregate].acquire()
@@ -219,7 +248,7 @@ class World:
             else:
                 await self._drop_dead(desk)
             self.hits["operator", action] += 1
-            if any(life.held for life in self._lives.values()):
+            if any(life.held for life in self.lives.values()):
                 self.hits["while a topic is held", "operator"] += 1
 
     async def _weather(self) -> None:

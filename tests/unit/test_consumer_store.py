@@ -10,7 +10,7 @@ import pytest
 from pillarbox.core.event import Event
 from pillarbox.core.message import Delivery
 from pillarbox.core.routing import Topic, Topics
-from pillarbox.errors import Reject
+from pillarbox.errors import Reject, StoreUnavailable
 from pillarbox.telemetry.hooks import Facts, Moment
 from tests.unit.consumer_bench import TOPIC, ConsumerBench, Deliveries, id_of, message
 
@@ -77,6 +77,14 @@ async def test_nothing_is_acknowledged_that_was_not_stored(bench: StoreBench) ->
     bench.db.execute("ALTER TABLE pillarbox_inbox_parked RENAME TO away")
     subscriber = Deliveries(Delivery(message(1)))
     with pytest.raises(Exception, match="inbox_parked"):
+        await bench.consume(open_subscriber=lambda: subscriber, stores=True)
+    assert subscriber.acknowledged == []
+
+
+async def test_while_it_cannot_be_stored_nothing_is_acknowledged(bench: StoreBench) -> None:
+    bench.db.execute("BEGIN IMMEDIATE")
+    subscriber = Deliveries(Delivery(message(1)))
+    with pytest.raises(StoreUnavailable, match="locked"):
         await bench.consume(open_subscriber=lambda: subscriber, stores=True)
     assert subscriber.acknowledged == []
 

@@ -68,7 +68,10 @@ class Group:
     rows: dict[Partition, Row] = field(default_factory=dict)
 
     def row(self, partition: Partition) -> Row:
-        return self.rows.setdefault(partition, Row())
+        row = self.rows.get(partition)
+        if row is None:
+            row = self.rows[partition] = Row()
+        return row
 
 
 class MemoryBroker:
@@ -152,7 +155,9 @@ class MemoryBroker:
 
     def read(self, partition: Partition, after: int, limit: int) -> list[tuple[int, Message]]:
         """Read at most `limit` messages of a partition behind an id, in order."""
-        ids = self._ids.get(partition, [])
+        ids = self._ids.get(partition)
+        if ids is None or ids[-1] <= after:
+            return []
         first = bisect_right(ids, after)
         return [(id, self._log[id - 1].message()) for id in ids[first : first + limit]]
 
@@ -276,6 +281,8 @@ class MemorySubscriber:
     def _read(self, partition: Partition, limit: int) -> list[tuple[int, Delivery]]:
         held, row = self._held[partition], self._group.row(partition)
         read = self._broker.read(partition, held.cursor, limit)
+        if not read:
+            return []
         held.give([id for id, _ in read])
         found = [
             (id, Delivery(message, Place(partition, id, held.epoch), redelivered=id <= row.given_to))
@@ -299,9 +306,12 @@ class MemorySubscriber:
 
     def _take(self, topic: str, share: int) -> None:
         holding = sum(partition.topic == topic for partition in self._held)
-        for partition in (Partition(topic, number) for number in range(PARTITIONS)):
+        for number in range(PARTITIONS):
+            if holding >= share:
+                return
+            partition = Partition(topic, number)
             row = self._group.row(partition)
-            if row.owner is None and holding < share:
+            if row.owner is None:
                 row.owner = self
                 self._held[partition] = Held(row.position, epoch=str(next(self._numbers)))
                 holding += 1

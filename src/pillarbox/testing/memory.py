@@ -44,6 +44,10 @@ class Position(NamedTuple):
     def covers(self, row: "Row") -> bool:
         return self.before.sees(row.xid) or (self.upto.sees(row.xid) and row.entry.position <= self.last)
 
+    def shows(self, row: "Row") -> bool:
+        """It is between the two snapshots, and behind the place that is reached."""
+        return row.entry.position > self.last and self.upto.sees(row.xid) and not self.before.sees(row.xid)
+
 
 NOTHING = Snapshot(0, frozenset())
 UNSETTLED = ("retrying", "blocked", "dead", "delayed")

@@ -78,7 +78,7 @@ class MemoryStore(MemorySource):
         raise StoreError("a store in memory belongs to no cluster, so there is nothing to adopt")
 
     async def stats(self) -> Stats:
-        pending = [row for row in self.database.rows if self._status(row)[0] == "pending"]
+        pending = [row for row in self.database.rows if not self._covers(row)]
         counted = pending[:COUNTED]
         by_topic, oldest = Counter(row.entry.topic for row in counted), dict[str, datetime]()
         for row in counted:
@@ -197,6 +197,7 @@ class MemoryStore(MemorySource):
         return replay
 
     async def replay(self, id: str) -> Replay | None:
+        await self._struck("replay")
         if (row := self.database.replays.get(id)) is None:
             return None
         replay = row.replay
@@ -215,6 +216,7 @@ class MemoryStore(MemorySource):
                 events=replay.events + len(wanted),
                 finished_at=None if full else self.database.clock.now(),
             )
+        await self._struck("replayed")
         return row.replay
 
     def _copy(self, row: Replaying, positions: Sequence[int]) -> None:
@@ -256,9 +258,11 @@ class MemoryStore(MemorySource):
         return self.database.rows + self.database.archive
 
     async def prune(self, retention: Retention, deed: int | None = None) -> int:
+        await self._struck("prune")
         count = self._prune_log(retention) or self._prune_archive(retention)
         if deed is not None:
             self._count_deed(deed, count)
+        await self._struck("pruned")
         return count
 
     def _prune_log(self, retention: Retention) -> int:
@@ -342,11 +346,14 @@ class MemoryStore(MemorySource):
     def _is_replay(self, parked: Parked) -> bool:
         return parked.replay is not None and parked.state in ("delayed", "published", "dropped")
 
+    def _covers(self, row: Row) -> bool:
+        """Say whether the position of its lane, or of a detour there, has passed it."""
+        key = (row.lane, row.entry.topic)
+        return (self.database.positions.get(key) or self.database.positions[row.lane, None]).covers(row)
+
     def _status(self, row: Row) -> tuple[Status, datetime | None]:
         """Say how an event is, and since when if it is settled."""
-        key = (row.lane, row.entry.topic)
-        position = self.database.positions.get(key) or self.database.positions[row.lane, None]
-        if not position.covers(row):
+        if not self._covers(row):
             return "pending", None
         parked = self._parked_row(row)
         if parked is not None:

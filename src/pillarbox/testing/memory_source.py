@@ -77,6 +77,9 @@ class MemorySource:
 
     async def _point(self, name: str) -> None:
         await asyncio.sleep(0)
+        await self._struck(name)
+
+    async def _struck(self, name: str) -> None:
         await self._strike(name)
         if self._crashed:
             raise asyncio.CancelledError(f"{self.owner} is dead")
@@ -90,10 +93,11 @@ class MemorySource:
         member = database.members.get(self.owner)
         database.members[self.owner] = Member(now, now + self._lease, away=member.away if member else None)
         mine, share, taken = self._held(), self._share(), set[int]()
+        others = self._alive() - {self.owner}
         for number, lane in enumerate(database.lanes):
             if len(mine) >= share:
                 break
-            if number not in mine and (lane.owner is None or lane.owner == self.owner or not self._lives(lane.owner)):
+            if number not in mine and lane.owner not in others:
                 lane.owner, lane.epoch = self.owner, database.next_epoch()
                 mine.add(number)
                 self._load(number)
@@ -137,15 +141,21 @@ class MemorySource:
         member = self.database.members.get(owner)
         return member is not None and member.alive and member.lease_until > self.database.clock.now()
 
+    def _alive(self) -> set[str]:
+        return {owner for owner in self.database.members if self._lives(owner)}
+
     def _share(self) -> int:
-        alive = sum(self._lives(owner) for owner in self.database.members)
-        return -(-LANES // max(1, alive))
+        return -(-LANES // max(1, len(self._alive())))
 
     def _load(self, lane: int) -> None:
         """Begin a lane where its stored position is."""
         self._memory.epochs[lane] = self.database.lanes[lane].epoch
         self._memory.exhausted = None
-        for key, position in self.database.positions.items():
+        stored = self.database.positions
+        if len(stored) == LANES:  # no detour anywhere
+            self._memory.read[lane, None] = stored[lane, None]
+            return
+        for key, position in stored.items():
             if key[0] == lane:
                 self._memory.read[key] = position
 
@@ -211,19 +221,19 @@ class MemorySource:
         state = (self.database.commits, len(self._paused), len(self._memory.read))
         if room <= 0 or self._memory.exhausted == state or not self._detour():
             return []
-        snapshot = self.database.snapshot()
-        self._turn_pages(snapshot)
+        self._turn_pages(self.database.snapshot())
         found: list[tuple[Row, str | None]] = []
+        read, paused = self._memory.read, self._paused
         for row in self.database.rows:
-            topic = row.entry.topic if (row.lane, row.entry.topic) in self._memory.read else None
-            position = self._memory.read.get((row.lane, topic))
-            if position is None or (topic is not None and topic in self._paused):
+            topic = row.entry.topic if (row.lane, row.entry.topic) in read else None
+            position = read.get((row.lane, topic))
+            if position is None or (topic is not None and topic in paused):
                 continue
-            if position.upto.sees(row.xid) and not position.covers(row):
+            if position.shows(row):
                 found.append((row, topic))
                 if len(found) == room:
                     break
-        detoured = len(self._memory.read) > len(self._memory.epochs)
+        detoured = len(read) > len(self._memory.epochs)
         self._memory.exhausted = None if found or detoured else state
         return [self._give(row, topic) for row, topic in found]
 
@@ -236,46 +246,42 @@ class MemorySource:
     def _turn_pages(self, snapshot: Snapshot) -> None:
         """Where everything between the two snapshots was given out, go on: the main line to the newest snapshot, a
         detour to the main line's, so that the two meet."""
-        unread = self._unread()
-        for lane, topic in self._memory.read:
-            if topic is None and (lane, None) not in unread:
-                self._turn((lane, None), snapshot)
-        for lane, topic in self._memory.read:
-            if topic is not None and (lane, topic) not in unread:
-                self._turn((lane, topic), self._memory.read[lane, None].upto)
+        unread, read = self._unread(), self._memory.read
+        for key, position in read.items():
+            if key[1] is None and position.upto != snapshot and key not in unread:
+                self._turn(key, snapshot)
+        for key, position in read.items():
+            upto = read[key[0], None].upto
+            if key[1] is not None and position.upto != upto and key not in unread:
+                self._turn(key, upto)
 
     def _turn(self, key: tuple[int, str | None], upto: Snapshot) -> None:
-        position = self._memory.read[key]
-        if position.upto != upto:
-            self._memory.read[key] = Position(position.upto, upto, 0)
+        self._memory.read[key] = Position(self._memory.read[key].upto, upto, 0)
 
     def _unread(self) -> set[tuple[int, str | None]]:
         """Give the lanes and detours that have something left between their two snapshots."""
-        return {
-            key
-            for row in self.database.rows
-            for key in ((row.lane, None), (row.lane, row.entry.topic))
-            if (position := self._memory.read.get(key)) is not None
-            and self._belongs(row, key)
-            and position.upto.sees(row.xid)
-            and not position.covers(row)
-        }
-
-    def _belongs(self, row: Row, key: tuple[int, str | None]) -> bool:
-        detoured = (row.lane, row.entry.topic) in self._memory.read
-        return key == (row.lane, row.entry.topic if detoured else None)
+        read, unread = self._memory.read, set[tuple[int, str | None]]()
+        for row in self.database.rows:
+            key: tuple[int, str | None] = (row.lane, row.entry.topic)
+            if key not in read:
+                key = (row.lane, None)
+            if key in unread or (position := read.get(key)) is None:
+                continue
+            if position.shows(row):
+                unread.add(key)
+        return unread
 
     # Detours: a paused topic keeps its place while the others go on
 
     def _newly_paused(self) -> bool:
         """Tell whether a topic is paused that has no detour yet on one of our lanes."""
-        read = self._memory.read
-        return any((lane, topic) not in read for topic in self._paused for lane in self._memory.epochs)
+        read, paused = self._memory.read, self._paused
+        return any((lane, topic) not in read for topic in paused for lane in self._memory.epochs)
 
     def _met(self) -> list[tuple[int, str]]:
         """Give the open detours that have reached the main line: both have read all of the same page."""
-        read = self._memory.read
-        detours = [(lane, topic) for lane, topic in read if topic is not None and topic not in self._paused]
+        read, paused = self._memory.read, self._paused
+        detours = [(lane, topic) for lane, topic in read if topic is not None and topic not in paused]
         unread = self._unread() if detours else set()
         return [
             (lane, topic)
@@ -290,13 +296,13 @@ class MemorySource:
             return True
         if self._memory.given:
             return False
-        read, stored = self._memory.read, self.database.positions
+        read, stored, paused = self._memory.read, self.database.positions, self._paused
         for lane, name in met:
             read[lane, None] = stored[lane, None] = Position(read[lane, None].upto, read[lane, None].upto, 0)
             del read[lane, name]
             stored.pop((lane, name), None)
         for lane in self._memory.epochs:
-            for topic in self._paused:
+            for topic in paused:
                 if (lane, topic) not in read:
                     stored[lane, topic] = read[lane, topic] = stored[lane, None]
         return True
