@@ -19,6 +19,7 @@ FINE = """\
 ✓ expired relays
 ✓ broker
 ✓ topics
+✓ publish timeout
 ✓ retention.inbox
 """
 
@@ -79,8 +80,22 @@ def test_the_topics_of_the_settings_are_asked_about(migrated: "Shop", doctor: st
 
 def test_what_needs_neither_database_nor_broker_is_found_without_them(shop: "Shop") -> None:
     command = "pillarbox doctor --set 'retention.archive=1 day' --set 'retention.inbox=7 days'"
-    (line,) = shop.type(command, code=3).stdout.splitlines()
+    line, fine = shop.type(command, code=3).stdout.splitlines()
     assert line.startswith("✗ retention.inbox  retention.inbox is 7 days, and the outbox keeps events for 8 days")
+    assert fine == "✓ publish timeout"
+
+
+def test_a_relay_that_would_not_start_is_a_row_beside_all_others(relayed: "Shop", doctor: str) -> None:
+    late = "--set 'relay.publish_timeout=20 s'"
+    problem, *others = relayed.type(f"{doctor} {late}", code=3).stdout.splitlines()
+    assert problem.startswith("✗ publish timeout        relay.publish_timeout is 20 s, and relay.lease only 15 s: ")
+    assert others == [line for line in FINE.splitlines() if line != "✓ publish timeout"]
+    relay = f"pillarbox relay once --database {relayed.database} --broker sqlite:///new.db {late}"
+    done = relayed.start(relay)
+    _, refused = done.communicate(timeout=30)
+    assert done.returncode in (1, 2)
+    assert refused.startswith("pillarbox: relay.publish_timeout: 20 s must be below relay.lease, which is 15 s: ")
+    assert not (relayed.directory / "new.db").exists()
 
 
 def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") -> None:

@@ -8,6 +8,7 @@ postgres.py     how a PostgreSQL server is
 broker.py       the broker can be asked, and has the topics
 redis.py, nats.py, rabbitmq.py, kafka.py
                 how each of these brokers keeps what it has
+timing.py       a relay gives up before its lease does
 retention.py    consumers remember for long enough
 
 A check is a function of the facts that yields troubles, with a name in its group's CHECKS; a new one is a function, a
@@ -17,7 +18,7 @@ line there, and its tests.
 from collections.abc import Iterator, Sequence
 
 from pillarbox.admin.diagnosis import Severity
-from pillarbox.admin.doctor import broker, kafka, nats, postgres, rabbitmq, redis, retention, sqlite, tables
+from pillarbox.admin.doctor import broker, kafka, nats, postgres, rabbitmq, redis, retention, sqlite, tables, timing
 from pillarbox.admin.doctor.finding import Checks, Facts, Finding
 from pillarbox.admin.doctor.gathering import Doctor
 from pillarbox.facts import KafkaFacts, NatsFacts, PostgresFacts, RabbitFacts, RedisFacts, SqliteFacts
@@ -58,6 +59,7 @@ def _groups(facts: Facts) -> Iterator[Checks]:
             yield rabbitmq.CHECKS
         case KafkaFacts():
             yield kafka.CHECKS
+    yield timing.CHECKS
     yield retention.CHECKS
 
 
