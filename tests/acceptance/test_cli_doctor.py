@@ -105,8 +105,37 @@ def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") ->
     assert not (shop.directory / "new.db").exists()
 
 
-def test_a_database_of_no_known_kind_is_refused(shop: "Shop") -> None:
-    assert shop.type("pillarbox doctor --database mysql:///shop", code=1).stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--database mysql://me:hunter2@host/shop", "database: 'mysql://me:***@host/shop' is of no known kind"),
+        ("--broker rabitmq://me:hunter2@host/", "broker: 'rabitmq://me:***@host/' is of no known kind"),
+        ("--broker 'kafka://host?acks=1'", "kafka.acks: 1 is not safe: "),
+        ("--broker 'rabbitmq://host?exchang=x'", "rabbitmq.exchang: is unknown; did you mean exchange?"),
+        ("--set relay.batch=many", "relay.batch (--set relay.batch): "),
+        ("--config none.toml", "none.toml: cannot be read: "),
+    ],
+)
+def test_settings_that_cannot_be_used_are_the_only_row_and_nothing_is_asked(
+    migrated: "Shop", flags: str, words: str
+) -> None:
+    migrated.placed()
+    doctor = f"pillarbox doctor --set database={migrated.database} --set broker={migrated.broker} {flags}"
+    done = migrated.type(doctor, code=2)
+    (row,) = done.stdout.splitlines()
+    assert (row.startswith(f"✗ settings  {words}"), done.stderr) == (True, ""), row
+    answer = migrated.json(f"{doctor} --json", code=2)
+    assert (answer["healthy"], [finding["check"] for finding in answer["findings"]]) == (False, ["settings"])
+    assert answer["findings"][0]["line"] == row.removeprefix("✗ settings  ")
+
+
+def test_a_settings_file_that_is_wrong_is_a_row_with_the_place(shop: "Shop") -> None:
+    (shop.directory / "pillarbox.toml").write_text('database = "sqlite:///shop.db"\n[relay\n')
+    (row,) = shop.type("pillarbox doctor", code=2).stdout.splitlines()
+    assert row.startswith("✗ settings  pillarbox.toml: line 2, column 7: ")
+    (shop.directory / "pillarbox.toml").write_text('database = "sqlite:///shop.db"\n[relay]\nbach = 1\n')
+    (row,) = shop.type("pillarbox doctor", code=2).stdout.splitlines()
+    assert "the nearest known one is 'relay.batch'" in row
 
 
 def test_without_a_topic_the_flag_is_named(migrated: "Shop", doctor: str) -> None:

@@ -5,10 +5,27 @@ from collections.abc import Iterator
 from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
 from pillarbox.facts import RedisFacts
 
+OLDEST = (7, 0)
+
 
 def _of(facts: Facts) -> RedisFacts:
     assert isinstance(facts.broker, RedisFacts)
     return facts.broker
+
+
+def _version(facts: Facts) -> Iterator[Trouble]:
+    if (version := _of(facts).version) is not None and version < OLDEST:
+        line = f"Redis {version[0]}.{version[1]} is too old: {OLDEST[0]}.{OLDEST[1]} or later is needed"
+        yield Trouble("problem", line)
+
+
+def _role(facts: Facts) -> Iterator[Trouble]:
+    if _of(facts).replica:
+        line = (
+            "this Redis is a replica: it takes no event (READONLY), so all of them wait in the outbox; name the primary"
+            " in the broker's URL, or an address that leads to it"
+        )
+        yield Trouble("problem", line)
 
 
 def _persistence(facts: Facts) -> Iterator[Trouble]:
@@ -49,4 +66,4 @@ def _eviction(facts: Facts) -> Iterator[Trouble]:
         )
 
 
-CHECKS: Checks = {"persistence": _persistence, "eviction": _eviction}
+CHECKS: Checks = {"version of the broker": _version, "role": _role, "persistence": _persistence, "eviction": _eviction}
