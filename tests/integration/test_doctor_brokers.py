@@ -366,6 +366,28 @@ async def test_a_queue_that_throws_events_away_is_found(
     assert (finding.severity, finding.check, finding.line.startswith(words)) == (severity, "queue limits", True)
 
 
+async def test_what_a_queue_throws_away_may_go_to_dead_letters(rabbitmq: RabbitMQ, vhost: str) -> None:
+    limits = {"x-max-length": 9, "x-message-ttl": 1000, "x-delivery-limit": 3, "x-dead-letter-exchange": "dead"}
+    rabbitmq.declare_queue(vhost, "orders", **limits)
+    assert await troubles(managed(rabbitmq, vhost), "orders") == []
+
+
+async def test_the_password_goes_to_no_other_place(
+    rabbitmq: RabbitMQ, vhost: str, webhook_receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rabbitmq.declare_queue(vhost, "orders")
+    elsewhere = webhook_receiver.url
+    webhook_receiver.behave(
+        {"times": 1, "status": 302, "store": True, "headers": {"location": f"{elsewhere}/elsewhere"}}
+    )
+    (finding,) = await troubles(f"{rabbitmq.url(vhost)}?management={elsewhere}", "orders")
+    assert finding.line.startswith("RabbitMQ does not say what is bound to what, ")
+    assert "it answers 302" in finding.line
+    assert [received.request for received in webhook_receiver.received()] == ["GET /hook/api/overview HTTP/1.1"]
+    monkeypatch.setenv("http_proxy", elsewhere)
+    assert await troubles(managed(rabbitmq, vhost), "orders") == []
+
+
 async def test_a_queue_that_is_gone_with_a_restart_is_found(rabbitmq: RabbitMQ, vhost: str) -> None:
     rabbitmq.ask("PUT", f"queues/{vhost}/orders", {"durable": False})
     (finding,) = await troubles(managed(rabbitmq, vhost), "orders")

@@ -366,10 +366,10 @@ async def test_who_holds_vacuum_back_is_found(migrated: str, execute: Execute, m
         execute("BEGIN", "SELECT pg_current_xact_id()", f"PREPARE TRANSACTION '{gid}'", BURN)
         pid = connection.info.backend_pid
         lines = {finding.line for finding in troubles(await gather(migrated)) if finding.check == "vacuum held back"}
+    execute(f"ROLLBACK PREPARED '{gid}'")
     assert any(line.startswith(f"the session {pid} holds vacuum back by ") for line in lines)
     assert any(line.startswith(f"the replication slot {slot} holds vacuum back by ") for line in lines)
     assert any(line.startswith(f"the prepared transaction {gid} holds vacuum back by ") for line in lines)
-    execute(f"ROLLBACK PREPARED '{gid}'")
 
 
 async def test_a_standby_that_holds_vacuum_back_is_found(durable: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
