@@ -146,7 +146,7 @@ def test_without_a_topic_the_flag_is_named() -> None:
 
 async def test_a_broker_that_is_away_is_a_finding() -> None:
     async def keeping(topics: Sequence[str]) -> Sequence[Kept]:
-        raise BrokerUnavailable("nobody listens")
+        raise BrokerUnavailable("nobody listens.")
 
     facts = await Doctor(settings(days(30)), None, keeping, None, ManualClock()).gather(["orders"])
     (finding,) = troubles(facts)

@@ -63,4 +63,4 @@ class Doctor:
                 facts = replace(facts, broker=await self._looking(facts.topics))
             return facts
         except (BrokerUnavailable, ConfigError) as error:
-            return replace(facts, away=with_quiet_urls(str(error)))
+            return replace(facts, away=with_quiet_urls(str(error)).removesuffix("."))
