@@ -160,6 +160,12 @@ class RedisFacts:
     maxmemory_policy: str | None
     replica: bool = False
     """It is a copy of another one, and takes nothing itself."""
+    replicas: int = 0
+    """So many others are copies of it now."""
+    awaited: int = 0
+    """The relay waits for so many of them (redis.replicas)."""
+    maxlen: int | None = None
+    """The relay keeps streams this short (redis.maxlen)."""
     version: tuple[int, int] | None = None
 
 

@@ -23,6 +23,7 @@ from servers.redis import Redis
 from servers.webhook_receiver import WebhookReceiver
 from tests.conftest import installed
 from tests.integration.kafka_topics import Topics
+from tests.integration.postgres_world import soon
 from tests.integration.webhook_world import SECRET
 
 SECOND = 1_000_000_000
@@ -90,6 +91,27 @@ async def test_a_redis_that_is_a_replica_is_found(own: Redis) -> None:
     with own.client() as client:
         client.replicaof("NO", "ONE")
     assert await troubles(own.url(), "orders") == []
+
+
+async def test_a_redis_with_replicas_for_which_nobody_waits_is_noted(own_redis: Callable[..., Redis]) -> None:
+    primary, replica = own_redis("redis"), own_redis("redis")
+    waiting = f"{primary.url()}?durable=true&replicas=1"
+    (finding,) = await troubles(waiting, "orders")
+    assert (finding.severity, finding.check) == ("problem", "replicas")
+    assert "waits for 1 replica to have each event on disk (redis.replicas), and there are 0: nothing" in finding.line
+    with replica.client() as client, primary.client() as there:
+        client.replicaof("127.0.0.1", str(primary.port))
+        await soon(lambda: bool(there.role()[2]), "the replica is connected")
+    (finding,) = await troubles(primary.url(), "orders")
+    assert (finding.severity, finding.check) == ("note", "replicas")
+    assert finding.line.startswith("Redis is copied to 1 replica without anybody waiting for it: ")
+    assert await troubles(waiting, "orders") == []
+
+
+async def test_streams_that_are_trimmed_are_noted(redis: Redis) -> None:
+    (finding,) = await troubles(f"{redis.url()}?maxlen=10000", "orders")
+    assert (finding.severity, finding.check) == ("note", "trimming")
+    assert finding.line.startswith("the relay trims streams to a length of 10,000 (redis.maxlen), ")
 
 
 async def test_a_redis_that_does_not_tell_is_noted(redis: Redis) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.admin.wording import counted
 from pillarbox.facts import RedisFacts
 
 OLDEST = (7, 0)
@@ -66,4 +67,37 @@ def _eviction(facts: Facts) -> Iterator[Trouble]:
         )
 
 
-CHECKS: Checks = {"version of the broker": _version, "role": _role, "persistence": _persistence, "eviction": _eviction}
+def _replicas(facts: Facts) -> Iterator[Trouble]:
+    redis = _of(facts)
+    if redis.replicas < redis.awaited:
+        line = (
+            f"the relay waits for {counted(redis.awaited, 'replica')} to have each event on disk (redis.replicas), and"
+            f" there {'is' if redis.replicas == 1 else 'are'} {redis.replicas}: nothing counts as published; start them,"
+            " or ask for fewer"
+        )
+        yield Trouble("problem", line)
+    elif redis.replicas and not redis.awaited:
+        line = (
+            f"Redis is copied to {counted(redis.replicas, 'replica')} without anybody waiting for it: a failover loses"
+            " what was published last; redis.durable = true and redis.replicas = 1 make that less likely"
+        )
+        yield Trouble("note", line)
+
+
+def _trimming(facts: Facts) -> Iterator[Trouble]:
+    if (maxlen := _of(facts).maxlen) is not None:
+        line = (
+            f"the relay trims streams to a length of {maxlen:,} (redis.maxlen), whether consumers"
+            " have had them or not; trim what all of them have read instead"
+        )
+        yield Trouble("note", line)
+
+
+CHECKS: Checks = {
+    "version of the broker": _version,
+    "role": _role,
+    "replicas": _replicas,
+    "persistence": _persistence,
+    "eviction": _eviction,
+    "trimming": _trimming,
+}

@@ -33,6 +33,9 @@ class RedisLooking:
             maxmemory=None if maxmemory is None else int(maxmemory),
             maxmemory_policy=policy,
             replica=isinstance(role, list) and role[:1] == [b"slave"],
+            replicas=len(role[2]) if isinstance(role, list) and role[:1] == [b"master"] else 0,
+            awaited=self._options.replicas,
+            maxlen=self._options.maxlen,
             version=_version(told),
         )
 
