@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode in front of a PostgreSQL, which can be exchanged for another one as a failover does."""
+"""PgBouncer in front of a PostgreSQL, which can be exchanged for another one as a failover does."""
 
 import signal
 from pathlib import Path
@@ -21,7 +21,8 @@ listen_port = {port}
 unix_socket_dir =
 auth_type = any
 admin_users = postgres
-pool_mode = transaction
+pool_mode = {mode}
+server_round_robin = {round_robin}
 default_pool_size = 10
 max_client_conn = 500
 ignore_startup_parameters = extra_float_digits,search_path
@@ -31,16 +32,16 @@ server_login_retry = 0.1
 
 
 class PgBouncer(OwnServer):
-    """Run PgBouncer as our own child in front of the PostgreSQL on port `target`.
+    """Run PgBouncer as our own child in front of the PostgreSQL on port `target`, in one of its modes.
 
     It answers even when that is down; statements then wait for it, as long as PgBouncer's own default of two minutes.
     Version 1.18 knows no prepared statements here: connect with prepare_threshold=None, or statement_cache_size=0.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, *, mode: str = "transaction", round_robin: bool = False) -> None:
         if not PROGRAM.exists():
             raise NotInstalled(f"needs PgBouncer: {PROGRAM} is missing; run .ci/servers")
-        self.target = target
+        self.target, self.mode, self.round_robin = target, mode, round_robin
         self.directory = workdir("pgbouncer")
         self.configuration = self.directory / "pgbouncer.ini"
         self.server = Server(
@@ -70,7 +71,9 @@ class PgBouncer(OwnServer):
         return str(self.ask("show version")[0]["version"])
 
     def prepare(self) -> None:
-        self.configuration.write_text(CONFIGURATION.format(port=self.port, target=self.target))
+        self.configuration.write_text(
+            CONFIGURATION.format(port=self.port, target=self.target, mode=self.mode, round_robin=int(self.round_robin))
+        )
         self.configuration.chmod(0o644)
 
     def _answers(self) -> bool:

@@ -35,12 +35,12 @@ class WebhookReceiver(OwnServer):
     `names` are those of its certificate; without any, it speaks plain HTTP.
     """
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, days: int = 2) -> None:
         python = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
         self.directory = workdir("webhook")
         # The server's account may not enter where our files are.
         self._program = shutil.copy(PROGRAM, self.directory)
-        self.certificate = make_certificate(self.directory, names) if names else None
+        self.certificate = make_certificate(self.directory, names, days) if names else None
         self._python = python
         self._probes: set[int] = set()
         self._forgotten = 0
@@ -123,14 +123,15 @@ class WebhookReceiver(OwnServer):
         return True
 
 
-def make_certificate(directory: Path, names: tuple[str, ...]) -> Path:
-    """Make a certificate for these names or addresses, signed by itself; give the file that a client trusts."""
+def make_certificate(directory: Path, names: tuple[str, ...], days: int = 2) -> Path:
+    """Make a certificate for these names or addresses, signed by itself, which runs out in so many days; give the file
+    that a client trusts."""
     if shutil.which("openssl") is None:
         raise NotInstalled("needs openssl: the program that makes certificates is missing; install it from Debian")
     certificate, key = directory / "certificate.pem", directory / "key.pem"
     kinds = [f"{'IP' if name.replace('.', '').isdigit() else 'DNS'}:{name}" for name in names]
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-days", "2", "-subj", f"/CN={names[0]}", "-addext", f"subjectAltName={','.join(kinds)}"]
+    command += ["-days", str(days), "-subj", f"/CN={names[0]}", "-addext", f"subjectAltName={','.join(kinds)}"]
     subprocess.run([*command, "-out", certificate, "-keyout", key], check=True, capture_output=True)
     both = directory / "server.pem"
     both.write_text(certificate.read_text() + key.read_text())

@@ -37,6 +37,8 @@ EVERY_POSTGRES = ["15", *(pytest.param(major, marks=pytest.mark.soak) for major 
 SOMEBODY_ELSES = os.environ.get("PILLARBOX_TEST_POSTGRES")
 """The URL of a PostgreSQL to use instead of one of our own, if set; its user must be allowed to make databases."""
 
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+
 REQUIREMENTS: dict[str, Callable[[], bool]] = {
     "Linux": lambda: sys.platform == "linux",
     "Python 3.12": lambda: sys.version_info >= (3, 12),
@@ -44,6 +46,7 @@ REQUIREMENTS: dict[str, Callable[[], bool]] = {
     "systemd": lambda: shutil.which("systemd-analyze") is not None,
     "git": lambda: shutil.which("git") is not None,
     "SQLAlchemy": lambda: importlib.util.find_spec("sqlalchemy") is not None,
+    "faketime": FAKETIME.exists,
     "x86-64": lambda: platform.machine() == "x86_64",
     "a PostgreSQL of our own": lambda: SOMEBODY_ELSES is None,
 }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from pillarbox.ports import SchemaStatus, Store
 
@@ -100,6 +100,10 @@ class Rights:
     """It sees what the sessions of other users are at."""
 
 
+Pooling = Literal["transaction", "session", "statement"]
+"""For how long a pooler gives somebody a session of the server."""
+
+
 @dataclass(frozen=True, slots=True)
 class PostgresFacts:
     """How a PostgreSQL server is, and our tables in it."""
@@ -110,13 +114,16 @@ class PostgresFacts:
     standby: bool
     skew: timedelta
     """So far the server's clock is ahead of this machine's, as far as can be told."""
-    pooled: bool
-    """A pooler stands between: the session is not ours alone."""
+    pooler: Pooling | None
+    """How a pooler works that stands between."""
     rights: Rights
+    refusal: str | None = None
+    """Why no relay starts on this server, if it is not for its being a standby or for the pooler."""
     drift: Sequence[Drift] = ()
     fsync: bool = True
     full_page_writes: bool = True
     autovacuum: bool = True
+    track_counts: bool = True
     lax: Sequence[Lax] = ()
     identity_cache: int = 1
     """So many ids of the outbox a session draws at once."""
@@ -151,6 +158,15 @@ class RedisFacts:
     maxmemory: int | None
     """0: as much as there is."""
     maxmemory_policy: str | None
+    replica: bool = False
+    """It is a copy of another one, and takes nothing itself."""
+    replicas: int = 0
+    """So many others are copies of it now."""
+    awaited: int = 0
+    """The relay waits for so many of them (redis.replicas)."""
+    maxlen: int | None = None
+    """The relay keeps streams this short (redis.maxlen)."""
+    version: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +181,11 @@ class NatsStream:
     bounded: bool
     """It has a limit of messages or bytes."""
     duplicate_window: timedelta
+    replicas: int
+    clustered: bool
+    """There are other servers that could have a replica."""
+    largest: int
+    """The largest message in bytes, headers and all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +193,48 @@ class NatsFacts:
     """The streams of those topics that have one."""
 
     streams: Sequence[NatsStream]
+    version: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RabbitQueue:
+    """How a queue keeps what it gets."""
+
+    name: str
+    durable: bool
+    drops_oldest: bool
+    """When it is full."""
+    lives: timedelta | None
+    """So long a message may wait in it."""
+    deliveries: int | None
+    """So often it delivers a message."""
+    has_dead_letters: bool
+    """What it throws away goes somewhere."""
+
+
+class IdlePolicy(NamedTuple):
+    """A policy that applies to nothing."""
+
+    name: str
+    pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class RabbitFacts:
-    """Where RabbitMQ has nowhere to put events. What is bound to an exchange cannot be asked over AMQP."""
+    """Where RabbitMQ has nowhere to put events, and what becomes of them there."""
 
     exchange: str
     """Where events are published; empty: to the queue that is named as the topic."""
     exchange_missing: bool
     queues_missing: Sequence[str]
     """The topics without such a queue, if there is no exchange."""
+    unbound: Sequence[str] = ()
+    """The topics for which no queue is bound to the exchange."""
+    queues: Sequence[RabbitQueue] = ()
+    """Those that get one of the topics."""
+    idle_policies: Sequence[IdlePolicy] = ()
+    untold: str | None = None
+    """Why nothing is known of bindings, queues and policies, which AMQP does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +261,16 @@ class KafkaFacts:
     topics: Sequence[KafkaTopic]
 
 
-BrokerFacts = RedisFacts | NatsFacts | RabbitFacts | KafkaFacts
+@dataclass(frozen=True, slots=True)
+class WebhookFacts:
+    """The endpoint of webhooks, which can be reached."""
+
+    origin: str
+    certificate_until: datetime | None
+    """When its certificate runs out, if it has one that was looked at."""
+
+
+BrokerFacts = RedisFacts | NatsFacts | RabbitFacts | KafkaFacts | WebhookFacts
 
 
 class Looking(Protocol):

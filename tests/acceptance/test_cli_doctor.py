@@ -19,6 +19,7 @@ FINE = """\
 ✓ expired relays
 ✓ broker
 ✓ topics
+✓ publish timeout
 ✓ retention.inbox
 """
 
@@ -79,8 +80,22 @@ def test_the_topics_of_the_settings_are_asked_about(migrated: "Shop", doctor: st
 
 def test_what_needs_neither_database_nor_broker_is_found_without_them(shop: "Shop") -> None:
     command = "pillarbox doctor --set 'retention.archive=1 day' --set 'retention.inbox=7 days'"
-    (line,) = shop.type(command, code=3).stdout.splitlines()
+    line, fine = shop.type(command, code=3).stdout.splitlines()
     assert line.startswith("✗ retention.inbox  retention.inbox is 7 days, and the outbox keeps events for 8 days")
+    assert fine == "✓ publish timeout"
+
+
+def test_a_relay_that_would_not_start_is_a_row_beside_all_others(relayed: "Shop", doctor: str) -> None:
+    late = "--set 'relay.publish_timeout=20 s'"
+    problem, *others = relayed.type(f"{doctor} {late}", code=3).stdout.splitlines()
+    assert problem.startswith("✗ publish timeout        relay.publish_timeout is 20 s, and relay.lease only 15 s: ")
+    assert others == [line for line in FINE.splitlines() if line != "✓ publish timeout"]
+    relay = f"pillarbox relay once --database {relayed.database} --broker sqlite:///new.db {late}"
+    done = relayed.start(relay)
+    _, refused = done.communicate(timeout=30)
+    assert done.returncode in (1, 2)
+    assert refused.startswith("pillarbox: relay.publish_timeout: 20 s must be below relay.lease, which is 15 s: ")
+    assert not (relayed.directory / "new.db").exists()
 
 
 def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") -> None:
@@ -90,8 +105,37 @@ def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") ->
     assert not (shop.directory / "new.db").exists()
 
 
-def test_a_database_of_no_known_kind_is_refused(shop: "Shop") -> None:
-    assert shop.type("pillarbox doctor --database mysql:///shop", code=1).stderr.count("\n") == 1
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--database mysql://me:hunter2@host/shop", "database: 'mysql://me:***@host/shop' is of no known kind"),
+        ("--broker rabitmq://me:hunter2@host/", "broker: 'rabitmq://me:***@host/' is of no known kind"),
+        ("--broker 'kafka://host?acks=1'", "kafka.acks: 1 is not safe: "),
+        ("--broker 'rabbitmq://host?exchang=x'", "rabbitmq.exchang: is unknown; did you mean exchange?"),
+        ("--set relay.batch=many", "relay.batch (--set relay.batch): "),
+        ("--config none.toml", "none.toml: cannot be read: "),
+    ],
+)
+def test_settings_that_cannot_be_used_are_the_only_row_and_nothing_is_asked(
+    migrated: "Shop", flags: str, words: str
+) -> None:
+    migrated.placed()
+    doctor = f"pillarbox doctor --set database={migrated.database} --set broker={migrated.broker} {flags}"
+    done = migrated.type(doctor, code=2)
+    (row,) = done.stdout.splitlines()
+    assert (row.startswith(f"✗ settings  {words}"), done.stderr) == (True, ""), row
+    answer = migrated.json(f"{doctor} --json", code=2)
+    assert (answer["healthy"], [finding["check"] for finding in answer["findings"]]) == (False, ["settings"])
+    assert answer["findings"][0]["line"] == row.removeprefix("✗ settings  ")
+
+
+def test_a_settings_file_that_is_wrong_is_a_row_with_the_place(shop: "Shop") -> None:
+    (shop.directory / "pillarbox.toml").write_text('database = "sqlite:///shop.db"\n[relay\n')
+    (row,) = shop.type("pillarbox doctor", code=2).stdout.splitlines()
+    assert row.startswith("✗ settings  pillarbox.toml: line 2, column 7: ")
+    (shop.directory / "pillarbox.toml").write_text('database = "sqlite:///shop.db"\n[relay]\nbach = 1\n')
+    (row,) = shop.type("pillarbox doctor", code=2).stdout.splitlines()
+    assert "the nearest known one is 'relay.batch'" in row
 
 
 def test_without_a_topic_the_flag_is_named(migrated: "Shop", doctor: str) -> None:

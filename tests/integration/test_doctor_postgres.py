@@ -2,15 +2,18 @@
 
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 import sqlalchemy as sa
 
-from pillarbox import Event, Settings
+from pillarbox import ConfigError, Event, Settings
 from pillarbox.admin.doctor import Facts, Finding, examine
+from pillarbox.errors import StoreError
 from pillarbox.facts import PostgresFacts
 from pillarbox.psycopg import Outbox
 from pillarbox.settings import OutboxSettings
@@ -19,7 +22,7 @@ from pillarbox.wiring import Relay, open_admin, open_doctor
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
 from servers.process import free_port
-from tests.conftest import EVERY_POSTGRES, installed, skip_unless_ours
+from tests.conftest import EVERY_POSTGRES, FAKETIME, installed, skip_unless_ours
 from tests.integration.postgres_shop import made, roles
 from tests.integration.postgres_world import soon
 
@@ -93,12 +96,24 @@ async def mend(server: Postgres, finding: Finding, name: str) -> None:
 
 
 async def test_a_server_that_is_well_yields_nothing(durable: Postgres) -> None:
-    url = made(durable.create_database("well"))
+    await check_well(durable)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("major", ["17", "18"])
+async def test_a_newer_server_that_is_well_yields_nothing(major: str) -> None:
+    skip_unless_ours()
+    with installed(lambda: Postgres(major, fsync=True)) as server:
+        await check_well(server)
+
+
+async def check_well(server: Postgres) -> None:
+    url = made(server.create_database("well"))
     with psycopg.connect(url) as connection:
         connection.execute(roles())
         connection.execute("CREATE ROLE carrier LOGIN IN ROLE pillarbox_relay, pg_read_all_stats")
     add(url)
-    mine = durable.url("well", user="carrier")
+    mine = server.url("well", user="carrier")
     assert await Relay(database=mine, publish=lambda messages: None).run_once() == 1
     assert troubles(await gather(mine), but=set()) == []
 
@@ -117,6 +132,39 @@ async def test_a_server_that_is_away_is_found(durable: Postgres) -> None:
     (finding,) = troubles(await gather(durable.url("shop").replace(str(durable.port), str(free_port()))))
     assert (finding.severity, finding.check) == ("problem", "database")
     assert finding.line.startswith("the database cannot be read: PostgreSQL is away: ")
+
+
+async def test_a_server_that_does_not_let_us_in_is_found(durable: Postgres) -> None:
+    made(durable.create_database("guarded"))
+    durable.execute("CREATE ROLE guest LOGIN PASSWORD 'right'")
+    file = Path(durable.execute("SHOW hba_file")[0][0])
+    file.write_text(f"host guarded guest 127.0.0.1/32 scram-sha-256\n{file.read_text()}")
+    durable.execute("SELECT pg_reload_conf()")
+    mine = durable.url("guarded", user="guest:hunter2")
+    await soon(lambda: refused(mine), "a password is asked for")
+    (finding,) = troubles(await gather(mine))
+    assert (finding.severity, finding.check) == ("problem", "database")
+    assert 'password authentication failed for user "guest"' in finding.line
+    assert "hunter2" not in finding.line
+    (finding,) = troubles(await gather(durable.url("nowhere")))
+    assert (finding.severity, finding.check) == ("problem", "database")
+    assert 'database "nowhere" does not exist' in finding.line
+
+
+def refused(url: str) -> bool:
+    try:
+        psycopg.connect(url).close()
+    except psycopg.OperationalError:
+        return True
+    return False
+
+
+async def test_a_database_that_cannot_hold_every_event_is_found(durable: Postgres) -> None:
+    durable.execute("CREATE DATABASE narrow ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+    tables, kind = sorted(troubles(await gather(durable.url("narrow"))), key=lambda one: one.check, reverse=True)
+    assert tables.check == "version of the tables"
+    assert (kind.severity, kind.check) == ("problem", "kind of server")
+    assert kind.line.startswith("no relay starts on this server: database: its encoding is LATIN1, which cannot hold")
 
 
 async def test_a_standby_is_found(durable: Postgres) -> None:
@@ -314,11 +362,37 @@ async def test_who_holds_vacuum_back_is_found(migrated: str, execute: Execute, m
     with psycopg.connect(migrated) as connection:
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute("SELECT 1")
-        execute(BURN)
+        gid = f"left {uuid.uuid4().hex}"
+        execute("BEGIN", "SELECT pg_current_xact_id()", f"PREPARE TRANSACTION '{gid}'", BURN)
         pid = connection.info.backend_pid
         lines = {finding.line for finding in troubles(await gather(migrated)) if finding.check == "vacuum held back"}
+    execute(f"ROLLBACK PREPARED '{gid}'")
     assert any(line.startswith(f"the session {pid} holds vacuum back by ") for line in lines)
     assert any(line.startswith(f"the replication slot {slot} holds vacuum back by ") for line in lines)
+    assert any(line.startswith(f"the prepared transaction {gid} holds vacuum back by ") for line in lines)
+
+
+async def test_a_standby_that_holds_vacuum_back_is_found(durable: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pillarbox.admin.doctor.postgres.FAR", 50)
+    url = made(durable.create_database("reported"))
+    standby = durable.standby()
+    try:
+        standby.execute("ALTER SYSTEM SET hot_standby_feedback = on")
+        standby.execute("ALTER SYSTEM SET wal_receiver_status_interval = '1s'")
+        standby.execute("SELECT pg_reload_conf()")
+        standby.wait_until_replayed(durable)
+        with psycopg.connect(standby.url("reported")) as report:
+            report.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            report.execute("SELECT 1")
+            durable.execute(BURN, "reported")
+            sender = "SELECT pid FROM pg_stat_replication WHERE age(backend_xmin) >= 50"
+            await soon(lambda: bool(durable.execute(sender)), "the standby has told what it needs")
+            [[pid]] = durable.execute(sender)
+            (finding,) = troubles(await gather(url), but={"rights"})
+    finally:
+        standby.close()
+    assert (finding.severity, finding.check) == ("note", "vacuum held back")
+    assert finding.line.startswith(f"a standby (walsender {pid}) holds vacuum back by ")
 
 
 async def test_a_table_that_is_not_vacuumed_is_found(migrated: str, execute: Execute) -> None:
@@ -331,10 +405,13 @@ async def test_a_table_that_is_not_vacuumed_is_found(migrated: str, execute: Exe
 
 async def test_a_server_that_does_not_vacuum_is_found(durable: Postgres) -> None:
     url = made(durable.create_database("dusty"))
-    await switch_off(durable, "autovacuum")
-    (finding,) = troubles(await gather(url))
-    assert (finding.severity, finding.check) == ("problem", "autovacuum")
-    await mend(durable, finding, "autovacuum")
+    for name in ("autovacuum", "track_counts"):
+        await switch_off(durable, name)
+        (finding,) = troubles(await gather(url))
+        assert (finding.severity, finding.check, finding.line.startswith(f"{name} is off")) == (
+            "problem", "autovacuum", True
+        )  # fmt: skip
+        await mend(durable, finding, name)
 
 
 async def test_dead_rows_are_counted(migrated: str, execute: Execute) -> None:
@@ -375,6 +452,19 @@ class Late:
         return datetime.now(UTC) - timedelta(minutes=3)
 
 
+async def test_a_server_whose_clock_is_wrong_is_found() -> None:
+    if not FAKETIME.exists():
+        pytest.skip("needs faketime: its library lets a server have a wrong clock")
+    server = Postgres("15")
+    wrong = [f"LD_PRELOAD={FAKETIME}", "FAKETIME=+150m", "FAKETIME_DONT_FAKE_MONOTONIC=1"]
+    server.server.argv = ["/usr/bin/env", *wrong, *server.server.argv]  # for the server alone, not for what starts it
+    with server:
+        url = made(server.create_database("early"))
+        (finding,) = troubles(await gather(url))
+    assert (finding.severity, finding.check) == ("problem", "clock")
+    assert finding.line.startswith("the database's clock is 2 h ahead of")
+
+
 async def test_a_clock_that_differs_is_found(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pillarbox.wiring.SystemClock", Late)
     (finding,) = troubles(await gather(migrated))
@@ -383,8 +473,62 @@ async def test_a_clock_that_differs_is_found(migrated: str, monkeypatch: pytest.
     assert finding.line.startswith(("the database's clock is 2 min ahead of", "the database's clock is 3 min ahead of"))
 
 
-async def test_a_pooler_between_is_noted(migrated: str, pgbouncer: PgBouncer) -> None:
-    assert await found(pgbouncer.url(migrated.rpartition("/")[2])) == [("note", "pooler")]
+@pytest.fixture
+def pooler(postgres: RunningPostgres) -> Iterator[Callable[..., PgBouncer]]:
+    """Starts a PgBouncer in front of `postgres`."""
+    skip_unless_ours()
+    assert isinstance(postgres, Postgres)
+    port = postgres.port
+    with ExitStack() as started:
+        yield lambda **how: started.enter_context(installed(lambda: PgBouncer(port, **how)))
+
+
+@contextmanager
+def busy(url: str, sessions: int) -> Iterator[None]:
+    """Let a pooler have so many sessions at least, all of them free again."""
+    with ExitStack() as all_of_them:
+        for _ in range(sessions):
+            connection = all_of_them.enter_context(psycopg.connect(url, prepare_threshold=None))
+            connection.execute("SELECT 1")
+    yield
+
+
+@pytest.mark.parametrize("round_robin", [False, True])
+@pytest.mark.parametrize("sessions", [1, 2, 3])
+async def test_a_pooler_in_transaction_mode_is_noted_and_relays_work(
+    migrated: str, pooler: Callable[..., PgBouncer], sessions: int, round_robin: bool
+) -> None:
+    url = pooler(round_robin=round_robin).url(migrated.rpartition("/")[2])
+    add(url)
+    assert await Relay(database=url, publish=lambda messages: None).run_once() == 1
+    with busy(url, sessions):
+        (finding,) = troubles(await gather(url))
+    assert (finding.severity, finding.check) == ("note", "pooler")
+    assert finding.line.startswith("a pooler in transaction mode stands between: it works, but ")
+
+
+async def test_a_pooler_in_session_mode_is_noted_and_relays_work(
+    migrated: str, pooler: Callable[..., PgBouncer]
+) -> None:
+    url = pooler(mode="session").url(migrated.rpartition("/")[2])
+    add(url)
+    assert await Relay(database=url, publish=lambda messages: None).run_once() == 1
+    with busy(url, 3):
+        (finding,) = troubles(await gather(url))
+    assert (finding.severity, finding.check) == ("note", "pooler")
+    assert finding.line.startswith("a pooler in session mode stands between: it works, but ")
+    assert "new events do not ring (LISTEN)" in finding.line
+
+
+async def test_a_pooler_in_statement_mode_is_found_and_refused(migrated: str, pooler: Callable[..., PgBouncer]) -> None:
+    url = pooler(mode="statement").url(migrated.rpartition("/")[2])
+    (finding,) = troubles(await gather(url))
+    assert (finding.severity, finding.check) == ("problem", "pooler")
+    assert finding.line.startswith("a pooler in statement mode stands between: it allows no transaction, so no event")
+    with pytest.raises(ConfigError, match=r"^database: the pooler allows no transactions, and every event belongs to "):
+        await Relay(database=url, publish=lambda messages: None).run_once()
+    with pytest.raises(StoreError, match="the pooler allows no transactions"):
+        add(url)
 
 
 async def test_events_that_nobody_relays_are_found(migrated: str) -> None:

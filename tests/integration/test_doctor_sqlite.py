@@ -66,6 +66,21 @@ async def test_another_journal_mode_is_found_and_left_as_it_is(file: Path, execu
     assert await troubles(file) == []
 
 
+async def test_a_file_of_the_application_without_our_tables_lacks_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "shop.db"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    connection.close()
+    assert [(one.severity, one.check) for one in await troubles(path)] == [("problem", "version of the tables")]
+
+
+@pytest.mark.parametrize("place", ["nowhere/shop.db", "."])
+async def test_a_file_that_cannot_be_there_is_found(tmp_path: Path, place: str) -> None:
+    (finding,) = await troubles(tmp_path / place)
+    assert (finding.severity, finding.check) == ("problem", "database")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("fault", "what"),
     [

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pillarbox import Settings
+from pillarbox.admin.doctor import examine
 from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.testing.contracts.publisher import answers, batch, bodies
+from pillarbox.wiring import open_doctor
 from servers.kafka import Kafka
 from tests.conftest import installed
 from tests.integration.kafka_topics import Topics, check_arrived, ends_of
@@ -115,3 +118,21 @@ async def test_events_of_a_partition_without_a_leader_wait_for_it_and_none_is_de
     check_arrived(cluster, lonely, 18)
     check_arrived(cluster, orders, 30)
     assert not TRIED & set(shop.heard)
+
+
+async def test_the_doctor_finds_what_is_wrong_in_a_cluster_and_nothing_in_one_that_is_well(cluster: Kafka) -> None:
+    topics = Topics(cluster)
+    faults = {
+        "well": (3, 2, []),
+        "alone": (1, 1, [("problem", "replicas")]),
+        "hasty": (3, 1, [("problem", "replicas in sync")]),
+        "touchy": (3, 3, [("note", "replicas in sync")]),
+        "stuck": (2, 3, [("problem", "replicas in sync")]),
+    }
+    for name, (replicas, in_sync, _) in faults.items():
+        settings = {"min.insync.replicas": str(in_sync)}
+        cluster.create_topic(topics.full(name), replication=replicas, config=settings)
+    for name, (_, _, found) in faults.items():
+        doctor = open_doctor(Settings(broker=cluster.url))
+        findings = examine(await doctor.gather([topics.full(name)]))
+        assert [(one.severity, one.check) for one in findings if one.severity != "fine"] == found, name

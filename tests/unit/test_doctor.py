@@ -13,7 +13,7 @@ from pillarbox.errors import BrokerUnavailable
 from pillarbox.facts import Drift, SqliteFacts
 from pillarbox.ports import Kept, RelaySeen, SchemaStatus, SlotSeen, Stats
 from pillarbox.settings import Settings
-from pillarbox.settings.tables import RetentionSettings
+from pillarbox.settings.tables import RelaySettings, RetentionSettings
 from pillarbox.testing.clock import ManualClock
 from pillarbox.wiring import open_keeping
 
@@ -43,7 +43,18 @@ def kept_for(age: timedelta | None, memory: timedelta | None) -> list[Finding]:
 
 
 def test_the_defaults_are_well() -> None:
-    assert examine(Facts(Settings(), NOW)) == [Finding("retention.inbox", "fine")]
+    assert examine(Facts(Settings(), NOW)) == [Finding("publish timeout", "fine"), Finding("retention.inbox", "fine")]
+
+
+@pytest.mark.parametrize(("timeout", "healthy"), [(14.999, True), (15, False), (20, False)])
+def test_a_relay_must_give_up_before_its_lease_does(timeout: float, healthy: bool) -> None:
+    relay = RelaySettings(publish_timeout=timedelta(seconds=timeout))
+    assert found(Facts(Settings(relay=relay), NOW)) == ([] if healthy else [("problem", "publish timeout")])
+
+
+def test_a_publish_timeout_that_outlasts_the_lease_is_told_with_both() -> None:
+    (finding,) = troubles(Facts(Settings(relay=RelaySettings(publish_timeout=timedelta(seconds=20))), NOW))
+    assert finding.line.startswith("relay.publish_timeout is 20 s, and relay.lease only 15 s: ")
 
 
 @pytest.mark.parametrize(
@@ -119,6 +130,7 @@ def test_problems_come_first() -> None:
         ("note", "topics"),
         ("note", "retention.inbox"),
         ("fine", "broker"),
+        ("fine", "publish timeout"),
     ]
 
 
@@ -134,7 +146,7 @@ def test_without_a_topic_the_flag_is_named() -> None:
 
 async def test_a_broker_that_is_away_is_a_finding() -> None:
     async def keeping(topics: Sequence[str]) -> Sequence[Kept]:
-        raise BrokerUnavailable("nobody listens")
+        raise BrokerUnavailable("nobody listens.")
 
     facts = await Doctor(settings(days(30)), None, keeping, None, ManualClock()).gather(["orders"])
     (finding,) = troubles(facts)

@@ -25,7 +25,7 @@ RELAY = Rights("relay", superuser=False, owner=False)
 
 def postgres(**facts: Any) -> list[Finding]:
     healthy: dict[str, Any] = {
-        "schema": SchemaStatus(1, 1), "version": 150018, "standby": False, "skew": timedelta(0), "pooled": False,
+        "schema": SchemaStatus(1, 1), "version": 150018, "standby": False, "skew": timedelta(0), "pooler": None,
         "rights": RELAY,
     }  # fmt: skip
     found = examine(Facts(Settings(database="postgresql:///shop"), NOW, store=PostgresFacts(**healthy | facts)))
@@ -108,3 +108,16 @@ def test_a_server_of_tomorrow_is_noted() -> None:
     (finding,) = postgres(version=190001)
     assert (finding.severity, finding.check) == ("note", "version of the server")
     assert postgres(version=180001) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "severity", "words"),
+    [
+        ("transaction", "note", "a pooler in transaction mode stands between: it works, but a relay that was killed"),
+        ("session", "note", "a pooler in session mode stands between: it works, but a relay that was killed"),
+        ("statement", "problem", "a pooler in statement mode stands between: it allows no transaction, so no event"),
+    ],
+)
+def test_what_a_pooler_means_depends_on_its_mode(mode: str, severity: str, words: str) -> None:
+    (finding,) = postgres(pooler=mode)
+    assert (finding.severity, finding.check, finding.line.startswith(words)) == (severity, "pooler", True)

@@ -76,5 +76,11 @@ def test_the_class_says_whether_trying_again_helps(sqlstate: str | None, kind: t
     assert str(error) == words
 
 
+def test_a_pooler_that_allows_no_transaction_is_to_be_mended_and_not_waited_for() -> None:
+    error = error_of(Exception("transaction blocks not allowed in statement pooling mode"), "08P01")
+    assert type(error) is StoreError
+    assert "set its pool_mode to transaction or session" in str(error)
+
+
 def test_an_error_without_words_is_named() -> None:
     assert "away: TimeoutError;" in str(error_of(TimeoutError(), None))

@@ -84,3 +84,33 @@ def test_a_queue_needs_a_name_that_is_short_enough() -> None:
 def test_a_server_that_would_throw_messages_away_is_told_not_to() -> None:
     assert "x-delivery-limit" not in arguments("3.13.7")
     assert arguments("4.1.0")["x-delivery-limit"] == -1
+
+
+@pytest.mark.parametrize(
+    ("url", "management"),
+    [
+        ("amqp://shop:secret@host:5673/sales", "http://host:15672"),
+        ("amqps://shop:secret@host", "https://host:15671"),
+        ("amqp://[::1]", "http://[::1]:15672"),
+        ("amqp://host?management=https://other:443/rabbit/", "https://other:443/rabbit"),
+        ("amqps://host?management=http://other&unsafe=true", "http://other"),
+        ("amqp://host?management=none", ""),
+    ],
+)
+def test_the_management_api_is_beside_the_broker_unless_it_is_said_otherwise(url: str, management: str) -> None:
+    assert Address.parse(url).management == management
+
+
+@pytest.mark.parametrize(
+    ("management", "words"),
+    [
+        ("host:15672", "write http://host:15672 or https://"),
+        ("ftp://host", "write http://host:15672 or https://"),
+        ("http://shop:secret@host", "without a user"),
+        ("http://host", "http is unsafe: the password that amqps:// hides"),
+    ],
+)
+def test_a_management_api_that_would_leak_the_password_is_refused(management: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^rabbitmq\.management: .*{words}") as refused:
+        Address.parse("amqps://shop:secret@host", {"management": management})
+    assert "secret" not in str(refused.value)

@@ -233,11 +233,6 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
             "database (pillarbox.toml): expected text, found list",
         ),
         (
-            '[relay]\nlease = "10 s"',
-            "relay.publish_timeout: 10 s must be below relay.lease, which is 10 s:"
-            " shorten the one or lengthen the other (pillarbox.toml)",
-        ),
-        (
             '[relay]\nidle_longest = "1 ms"',
             "relay.idle_longest: 1 ms is below relay.idle_first, which is 5 ms (pillarbox.toml)",
         ),
@@ -259,6 +254,17 @@ def test_a_wrong_setting_is_refused_with_its_name_and_where_it_stands(text: str,
     assert refusal(text) == line
 
 
+def test_a_publish_timeout_that_is_not_below_the_lease_is_refused_by_relays_alone() -> None:
+    loaded = load('[relay]\nlease = "10 s"', flags={"relay.publish_timeout": "20 s"})
+    with pytest.raises(ConfigError) as refused:
+        loaded.check_relay()
+    assert str(refused.value) == (
+        "relay.publish_timeout: 20 s must be below relay.lease, which is 10 s: shorten the one or lengthen the other"
+        " (--set relay.publish_timeout, pillarbox.toml)"
+    )
+    load('[relay]\nlease = "10.001 s"').check_relay()
+
+
 def test_a_misspelt_variable_names_the_nearest() -> None:
     assert refusal(environment={"PILLARBOX_DATABSE": "x"}) == (
         "PILLARBOX_DATABSE in the environment is no setting: did you mean PILLARBOX_DATABASE?"
@@ -277,8 +283,8 @@ def test_an_unknown_flag_key_names_the_nearest() -> None:
 
 
 def test_settings_made_in_code_are_checked_too() -> None:
-    with pytest.raises(ConfigError, match="must be below"):
-        RelaySettings(lease=timedelta(seconds=5))
+    with pytest.raises(ConfigError, match="must be longer than zero"):
+        RelaySettings(lease=timedelta(0))
 
 
 def test_secrets_are_hidden_when_shown() -> None:

@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import sys
+from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pillarbox import ConfigError, Consumer, Event, MissingExtra, Relay, Setting
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.message import Message
 from pillarbox.dbapi import Inbox, Outbox
-from pillarbox.settings import InboxSettings
+from pillarbox.settings import InboxSettings, RelaySettings
 from pillarbox.settings.brokers import BROKERS
 from pillarbox.wiring import SystemClock, open_admin
 
@@ -74,6 +75,12 @@ async def test_relay_and_consumer_meet_in_the_memory_broker(shop: Path, as_objec
     assert await Consumer(INBOX, broker=broker, topics=["order-events"]).run_once() == 1
     assert connection.execute("SELECT total FROM invoices").fetchall() == [(42,)]
     connection.close()
+
+
+def test_a_relay_whose_lease_may_run_out_while_it_publishes_is_refused_at_once() -> None:
+    settings = Settings(relay=RelaySettings(lease=timedelta(seconds=10)))
+    with pytest.raises(ConfigError, match=r"^relay\.publish_timeout: 10 s must be below relay\.lease, which is 10 s: "):
+        Relay(settings, database=DATABASE, broker="stdout:")
 
 
 def test_no_database_is_refused_at_once() -> None:

@@ -2,19 +2,27 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from pillarbox.admin.doctor import Finding, examine
+from pillarbox.admin.doctor import Finding, examine, is_healthy
 from pillarbox.cli.findings import print_marked
 from pillarbox.cli.options import Json, check_topic, with_settings
 from pillarbox.cli.output import ExitCode, console, print_json
+from pillarbox.errors import ConfigError, MissingExtra
 from pillarbox.settings import Settings
+from pillarbox.settings.urls import with_quiet_urls
 from pillarbox.wiring import open_doctor
 
 
-@with_settings("database", "broker")
+def _refused(error: ConfigError, *, json: bool, **_: object) -> NoReturn:
+    """Show what is wrong with the settings as the only row: with them, nothing can be asked."""
+    _show([Finding("settings", "problem", with_quiet_urls(str(error)))], json=json)
+    raise typer.Exit(ExitCode.UNHEALTHY if isinstance(error, MissingExtra) else ExitCode.USAGE)
+
+
+@with_settings("database", "broker", refused=_refused)
 def doctor(
     *,
     topic: Annotated[
@@ -32,16 +40,24 @@ def doctor(
 ) -> None:
     """Look for what may go wrong some day.
 
-    Asks the database and the broker, and compares the settings. Changes nothing. Exits with 3 if there is a problem.
+    Asks the database and the broker, and compares the settings. Changes nothing. Exits with 3 if there is a problem,
+    and with 2 if the settings themselves cannot be used.
     """
-    findings = examine(asyncio.run(open_doctor(settings).gather(topic or ())))
-    healthy = not any(finding.severity == "problem" for finding in findings)
+    try:
+        opened = open_doctor(settings)
+    except ConfigError as error:
+        _refused(error, json=json)
+    findings = examine(asyncio.run(opened.gather(topic or ())))
+    _show(findings, json=json)
+    if not is_healthy(findings):
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+def _show(findings: Sequence[Finding], *, json: bool) -> None:
     if json:
-        print_json({"healthy": healthy, "findings": [_json(finding) for finding in findings]})
+        print_json({"healthy": is_healthy(findings), "findings": [_json(finding) for finding in findings]})
     else:
         _print(findings)
-    if not healthy:
-        raise typer.Exit(ExitCode.UNHEALTHY)
 
 
 def _json(finding: Finding) -> dict[str, object]:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, contextmanager
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -63,14 +63,25 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", show_default="off", help="Do n
 DryRun = Annotated[bool, typer.Option("--dry-run", show_default="off", help="Only say how many.")]
 
 
-def with_settings(*urls: Literal["database", "broker"]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command its `settings`: in that parameter's place it takes the flags that they are loaded by."""
+def with_settings(
+    *urls: Literal["database", "broker"], refused: Callable[..., NoReturn] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command its `settings`: in that parameter's place it takes the flags that they are loaded by.
+
+    Settings that cannot be used end the command; `refused` says so in the command's own way.
+    """
     flags = {name: _FLAGS[name] for name in (*urls, "config", "set")}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(ctx: typer.Context, **given: Any) -> None:
-            settings = _load(ctx, **{name: given.pop(name) for name in flags})
+            flagged = {name: given.pop(name) for name in flags}
+            try:
+                settings = _load(ctx, **flagged)
+            except ConfigError as error:
+                if refused is None:
+                    raise
+                refused(error, **given)
             with _cures_that_run(settings):
                 command(settings=settings, **given)
 

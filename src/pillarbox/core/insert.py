@@ -46,6 +46,8 @@ class Statement(NamedTuple):
 Rows = Sequence[Sequence[Any]]
 Program = Generator[Statement, Rows, None]
 OnDuplicate = Literal["raise", "ignore"]
+MAX_PAYLOAD = 262_144
+"""So many bytes an event's payload may have, unless an Outbox says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Place:
     schema: str = "public"
     prefix: str = "pillarbox_"
     topic: str = DEFAULT_TOPIC
-    max_payload: int = 262_144
+    max_payload: int = MAX_PAYLOAD
     notify: bool = False
     dialect: Dialect = "sqlite"
     marker: Marker = "?"

@@ -17,6 +17,12 @@ _AWAY = (
 _READ_ONLY, _FAILED, _NO_RIGHT = "25006", "25P02", "42501"
 MISCONFIGURED = ("password authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
 """What the server says of a connection that will never be let in: drivers on libpq have no code for it."""
+NO_TRANSACTIONS = "not allowed in statement pooling mode"
+"""What PgBouncer says in that mode to whoever begins a transaction."""
+ANOTHER_MODE = (
+    "the pooler allows no transactions, and every event belongs to one: set its pool_mode to transaction or session, or"
+    " connect to the server itself"
+)
 _UNDONE = "PB001"  # our own: keep_received raises it
 _NOT_PREPARED = ("26000", "42P05")  # a prepared statement is not there, or is there already
 _OUR_NAME = re.compile(
@@ -65,6 +71,8 @@ def error_of(error: BaseException, sqlstate: str | None) -> StoreError:
     """Give our error for one of a driver's; without an SQLSTATE the connection itself broke."""
     words = (str(error).strip() or type(error).__name__).splitlines()[0]
     code = sqlstate or ""
+    if NO_TRANSACTIONS in words:
+        return StoreError(f"{words}: {ANOTHER_MODE}")
     if code in _NOT_OURS:
         return SchemaMismatch(f"{words}: {_migrate(words)}")
     if code in _NOT_PREPARED:

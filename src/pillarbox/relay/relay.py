@@ -44,6 +44,7 @@ class Relay(Daemon):
         chance: Callable[[], float] = random.random,
     ) -> None:
         super().__init__()
+        settings.check_relay()
         self._open_parts, self._settings, self._clock, self._hooks = open_parts, settings, clock, hooks
         self._chance = chance
         self._pump: Pump | None = None

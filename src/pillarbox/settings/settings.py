@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from pillarbox.core.routing import Topic
 from pillarbox.errors import ConfigError
+from pillarbox.settings.durations import write_duration
 from pillarbox.settings.kinds import checked, known_keys, written
 from pillarbox.settings.sources import Given, find_file, from_environment, from_file, from_flags
 from pillarbox.settings.tables import (
@@ -72,6 +73,17 @@ class Settings:
             origins={key: one.origin for key, one in given.items()},
             file=None if file is None else str(file),
         )
+
+    def check_relay(self) -> None:
+        """Raise ConfigError unless a relay may run by these settings."""
+        if self.relay.outlasts_its_lease:
+            keys = ("relay.publish_timeout", "relay.lease")
+            timeout, lease = write_duration(self.relay.publish_timeout), write_duration(self.relay.lease)
+            where = ", ".join(sorted({self.origins[key] for key in keys if key in self.origins}))
+            raise ConfigError(
+                f"relay.publish_timeout: {timeout} must be below relay.lease, which is {lease}: shorten the one or"
+                f" lengthen the other{f' ({where})' if where else ''}"
+            )
 
     def shown(self) -> Iterator[Shown]:
         """Give every setting as people write it, secrets hidden, with its origin."""

@@ -6,8 +6,9 @@ tables.py       the database can be read, its tables are as they should be, and 
 sqlite.py       how an SQLite file is
 postgres.py     how a PostgreSQL server is
 broker.py       the broker can be asked, and has the topics
-redis.py, nats.py, rabbitmq.py, kafka.py
+redis.py, nats.py, rabbitmq.py, kafka.py, webhook.py
                 how each of these brokers keeps what it has
+timing.py       a relay gives up before its lease does
 retention.py    consumers remember for long enough
 
 A check is a function of the facts that yields troubles, with a name in its group's CHECKS; a new one is a function, a
@@ -17,12 +18,32 @@ line there, and its tests.
 from collections.abc import Iterator, Sequence
 
 from pillarbox.admin.diagnosis import Severity
-from pillarbox.admin.doctor import broker, kafka, nats, postgres, rabbitmq, redis, retention, sqlite, tables
+from pillarbox.admin.doctor import (
+    broker,
+    kafka,
+    nats,
+    postgres,
+    rabbitmq,
+    redis,
+    retention,
+    sqlite,
+    tables,
+    timing,
+    webhook,
+)
 from pillarbox.admin.doctor.finding import Checks, Facts, Finding
 from pillarbox.admin.doctor.gathering import Doctor
-from pillarbox.facts import KafkaFacts, NatsFacts, PostgresFacts, RabbitFacts, RedisFacts, SqliteFacts
+from pillarbox.facts import (
+    KafkaFacts,
+    NatsFacts,
+    PostgresFacts,
+    RabbitFacts,
+    RedisFacts,
+    SqliteFacts,
+    WebhookFacts,
+)
 
-__all__ = ["Doctor", "Facts", "Finding", "examine"]
+__all__ = ["Doctor", "Facts", "Finding", "examine", "is_healthy"]
 
 _ORDER: tuple[Severity, ...] = ("problem", "note", "fine")
 
@@ -31,6 +52,11 @@ def examine(facts: Facts) -> Sequence[Finding]:
     """Say what each check has found, the worst first."""
     found = [finding for checks in _groups(facts) for finding in _done(checks, facts)]
     return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
+
+
+def is_healthy(findings: Sequence[Finding]) -> bool:
+    """Say whether none of them is a problem."""
+    return not any(finding.severity == "problem" for finding in findings)
 
 
 def _groups(facts: Facts) -> Iterator[Checks]:
@@ -58,6 +84,9 @@ def _groups(facts: Facts) -> Iterator[Checks]:
             yield rabbitmq.CHECKS
         case KafkaFacts():
             yield kafka.CHECKS
+        case WebhookFacts():
+            yield webhook.CHECKS
+    yield timing.CHECKS
     yield retention.CHECKS
 
 

@@ -5,10 +5,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 from pillarbox.admin.doctor.finding import Facts
-from pillarbox.errors import BrokerUnavailable, StoreError
+from pillarbox.errors import BrokerUnavailable, ConfigError, StoreError
 from pillarbox.facts import FactStore, Looking, PostgresFacts
 from pillarbox.ports import Clock, Keeping, Query
 from pillarbox.settings import Settings
+from pillarbox.settings.urls import with_quiet_urls
 
 NEWEST = 500
 """The topics of so many of the newest events are asked about."""
@@ -49,8 +50,8 @@ class Doctor:
                 newest = {record.topic for record in await store.find(Query(limit=NEWEST))}
                 facts = replace(facts, topics=sorted({*facts.topics, *newest}))
             return facts
-        except StoreError as error:
-            return replace(facts, unread=str(error))
+        except (StoreError, ConfigError) as error:  # a server that lets nobody in finds fault with the settings
+            return replace(facts, unread=with_quiet_urls(str(error)))
         finally:
             await store.close()
 
@@ -61,5 +62,5 @@ class Doctor:
             if self._looking is not None:
                 facts = replace(facts, broker=await self._looking(facts.topics))
             return facts
-        except BrokerUnavailable as error:
-            return replace(facts, away=str(error))
+        except (BrokerUnavailable, ConfigError) as error:
+            return replace(facts, away=with_quiet_urls(str(error)).removesuffix("."))

@@ -3,14 +3,25 @@
 from collections.abc import Iterable, Iterator
 
 from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.admin.wording import sized
+from pillarbox.core.insert import MAX_PAYLOAD
 from pillarbox.facts import NatsFacts, NatsStream
 from pillarbox.settings.durations import write_duration
+
+OLDEST = (2, 11)
 
 
 def _streams(facts: Facts) -> Iterable[NatsStream]:
     """Give each stream once, whatever topics it takes."""
     assert isinstance(facts.broker, NatsFacts)
     return {stream.name: stream for stream in facts.broker.streams}.values()
+
+
+def _version(facts: Facts) -> Iterator[Trouble]:
+    assert isinstance(facts.broker, NatsFacts)
+    if (version := facts.broker.version) is not None and version < OLDEST:
+        line = f"NATS {version[0]}.{version[1]} is too old: consumers need {OLDEST[0]}.{OLDEST[1]} or later"
+        yield Trouble("note", line)
 
 
 def _storage(facts: Facts) -> Iterator[Trouble]:
@@ -50,4 +61,32 @@ def _duplicate_window(facts: Facts) -> Iterator[Trouble]:
             yield Trouble("note", line, (f"nats stream edit {stream.name} --dupe-window 1h",))
 
 
-CHECKS: Checks = {"streams": _storage, "discard": _discard, "duplicate window": _duplicate_window}
+def _replicas(facts: Facts) -> Iterator[Trouble]:
+    for stream in _streams(facts):
+        if stream.clustered and stream.replicas == 1:
+            line = (
+                f"the stream {stream.name} has no second replica, though there is a cluster: with the disk of its"
+                " server all its messages are gone, and while that server is away nothing is published; give it three"
+            )
+            yield Trouble("problem", line, (f"nats stream edit {stream.name} --replicas 3",))
+
+
+def _sizes(facts: Facts) -> Iterator[Trouble]:
+    for stream in _streams(facts):
+        if stream.largest < MAX_PAYLOAD:
+            line = (
+                f"the stream {stream.name} takes messages of at most {sized(stream.largest)} (its max_msg_size, or the"
+                f" server's max_payload), and an application may add events of {sized(MAX_PAYLOAD)} unless its Outbox"
+                " has a smaller max_payload: an event in between is dead in one attempt"
+            )
+            yield Trouble("note", line, (f"nats stream edit {stream.name} --max-msg-size -1",))
+
+
+CHECKS: Checks = {
+    "version of the broker": _version,
+    "streams": _storage,
+    "discard": _discard,
+    "duplicate window": _duplicate_window,
+    "replicas": _replicas,
+    "size of messages": _sizes,
+}

@@ -30,6 +30,11 @@ def _version(facts: Facts) -> Iterator[Trouble]:
         yield Trouble("note", f"PostgreSQL {major} is newer than what this release was tested with ({NEWEST})")
 
 
+def _refusal(facts: Facts) -> Iterator[Trouble]:
+    if (why := _of(facts).refusal) is not None:
+        yield Trouble("problem", f"no relay starts on this server: {why}")
+
+
 def _standby(facts: Facts) -> Iterator[Trouble]:
     if _of(facts).standby:
         line = (
@@ -185,6 +190,9 @@ def _vacuum(facts: Facts) -> Iterator[Trouble]:
         yield Trouble(
             "problem", f"autovacuum is off: {grow}", ("ALTER SYSTEM SET autovacuum = on; SELECT pg_reload_conf()",)
         )
+    if not store.track_counts:
+        line = f"track_counts is off, so autovacuum does not know where to work: {grow}"
+        yield Trouble("problem", line, ("ALTER SYSTEM SET track_counts = on; SELECT pg_reload_conf()",))
     for table in store.tables:
         name = f"{schema}.{table.name}"
         if not table.autovacuum:
@@ -211,16 +219,25 @@ def _clock(facts: Facts) -> Iterator[Trouble]:
 
 
 def _pooler(facts: Facts) -> Iterator[Trouble]:
-    if _of(facts).pooled:
+    mode = _of(facts).pooler
+    if mode == "statement":
         line = (
-            "a pooler stands between: it works, but a relay that was killed is replaced only when its lease has run out"
-            " (relay.lease), and new events do not ring; give relays a direct connection if that matters"
+            "a pooler in statement mode stands between: it allows no transaction, so no event can be added through it,"
+            " and no relay starts; set its pool_mode to transaction or session, or connect to the server itself"
+        )
+        yield Trouble("problem", line)
+    elif mode is not None:
+        line = (
+            f"a pooler in {mode} mode stands between: it works, but a relay that was killed is replaced only when its"
+            " lease has run out (relay.lease), and new events do not ring (LISTEN); give relays a direct connection if"
+            " that matters"
         )
         yield Trouble("note", line)
 
 
 CHECKS: Checks = {
     "version of the server": _version,
+    "kind of server": _refusal,
     "primary": _standby,
     "fsync": _durability,
     "synchronous_commit": _commits,

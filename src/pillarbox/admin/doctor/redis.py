@@ -3,12 +3,30 @@
 from collections.abc import Iterator
 
 from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.admin.wording import counted
 from pillarbox.facts import RedisFacts
+
+OLDEST = (7, 0)
 
 
 def _of(facts: Facts) -> RedisFacts:
     assert isinstance(facts.broker, RedisFacts)
     return facts.broker
+
+
+def _version(facts: Facts) -> Iterator[Trouble]:
+    if (version := _of(facts).version) is not None and version < OLDEST:
+        line = f"Redis {version[0]}.{version[1]} is too old: {OLDEST[0]}.{OLDEST[1]} or later is needed"
+        yield Trouble("problem", line)
+
+
+def _role(facts: Facts) -> Iterator[Trouble]:
+    if _of(facts).replica:
+        line = (
+            "this Redis is a replica: it takes no event (READONLY), so all of them wait in the outbox; name the primary"
+            " in the broker's URL, or an address that leads to it"
+        )
+        yield Trouble("problem", line)
 
 
 def _persistence(facts: Facts) -> Iterator[Trouble]:
@@ -49,4 +67,37 @@ def _eviction(facts: Facts) -> Iterator[Trouble]:
         )
 
 
-CHECKS: Checks = {"persistence": _persistence, "eviction": _eviction}
+def _replicas(facts: Facts) -> Iterator[Trouble]:
+    redis = _of(facts)
+    if redis.replicas < redis.awaited:
+        line = (
+            f"the relay waits for {counted(redis.awaited, 'replica')} to have each event on disk (redis.replicas), and"
+            f" there {'is' if redis.replicas == 1 else 'are'} {redis.replicas}: nothing counts as published; start them,"
+            " or ask for fewer"
+        )
+        yield Trouble("problem", line)
+    elif redis.replicas and not redis.awaited:
+        line = (
+            f"Redis is copied to {counted(redis.replicas, 'replica')} without anybody waiting for it: a failover loses"
+            " what was published last; redis.durable = true and redis.replicas = 1 make that less likely"
+        )
+        yield Trouble("note", line)
+
+
+def _trimming(facts: Facts) -> Iterator[Trouble]:
+    if (maxlen := _of(facts).maxlen) is not None:
+        line = (
+            f"the relay trims streams to a length of {maxlen:,} (redis.maxlen), whether consumers"
+            " have had them or not; trim what all of them have read instead"
+        )
+        yield Trouble("note", line)
+
+
+CHECKS: Checks = {
+    "version of the broker": _version,
+    "role": _role,
+    "replicas": _replicas,
+    "persistence": _persistence,
+    "eviction": _eviction,
+    "trimming": _trimming,
+}

@@ -12,7 +12,8 @@ _NAMES = {0: "OFF", 1: "NORMAL"}
 def _journal_mode(facts: Facts) -> Iterator[Trouble]:
     assert isinstance(facts.store, SqliteFacts)
     mode = facts.store.journal_mode
-    if mode not in (None, "wal"):
+    # Without tables nobody has set it yet.
+    if facts.store.schema.version and mode not in (None, "wal"):
         line = (
             f"the journal mode of the file is {mode}, not wal: the relay and the application lock each other out, and"
             " requests fail with `database is locked`; a relay sets it right when it starts, so look in the"

@@ -105,10 +105,12 @@ class Replication(NamedTuple):
 
 def replication(options: KafkaOptions, patience: float, journal: Journal) -> Replication | KafkaError:
     """Ask for the cluster, and wait for at most `patience` seconds; give it, or why not."""
+    client = _make_admin(options, journal)
     try:
         # Of all topics: to ask for one by name may make it.
-        found = _make_admin(options, journal).list_topics(timeout=patience)
+        found = client.list_topics(timeout=patience)
     except KafkaException as error:
+        client.poll(0)
         return error_of(error)
     replicas = {
         name: min((len(partition.replicas) for partition in topic.partitions.values()), default=0)
@@ -124,7 +126,9 @@ def topic_settings(
     client = _make_admin(options, journal)
     wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
     asked = client.describe_configs(wanted, request_timeout=patience) if wanted else {}
-    return {resource.name: _values(answer) for resource, answer in asked.items()}
+    found = {resource.name: _values(answer) for resource, answer in asked.items()}
+    client.poll(0)  # which writes into the journal why nobody was reached
+    return found
 
 
 def _values(answer: Any) -> dict[str, str] | KafkaError:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 from pillarbox.brokers.nats.connection import ASKING, Connection
 from pillarbox.brokers.nats.options import NatsOptions
@@ -26,13 +27,14 @@ class NatsLooking:
                 name = self._options.stream or await find_stream(connection, client, topic)
                 if name is not None:
                     answer = await connection.ask(client, f"{API}.STREAM.INFO.{name}", {})
-                    streams.append(_described(topic, name, answer))
-            return NatsFacts(streams)
+                    streams.append(_described(topic, name, answer, client.max_payload))
+            known = client.connected_server_version
+            return NatsFacts(streams, (known.major, known.minor))
         finally:
             await connection.close()
 
 
-def _described(topic: str, name: str, answer: dict[str, object]) -> NatsStream:
+def _described(topic: str, name: str, answer: dict[str, Any], max_payload: int) -> NatsStream:
     config = answer.get("config")
     if not isinstance(config, dict):
         raise BrokerUnavailable(f"JetStream does not describe the stream {name}: {answer.get('error')}")
@@ -44,4 +46,7 @@ def _described(topic: str, name: str, answer: dict[str, object]) -> NatsStream:
         discard=config.get("discard", "old"),
         bounded=any(int(config.get(limit) or -1) > 0 for limit in ("max_msgs", "max_bytes", "max_msgs_per_subject")),
         duplicate_window=timedelta(microseconds=int(config.get("duplicate_window") or 0) // 1000),
+        replicas=int(config.get("num_replicas") or 1),
+        clustered=bool((answer.get("cluster") or {}).get("name")),
+        largest=min(limit if (limit := int(config.get("max_msg_size") or -1)) > 0 else max_payload, max_payload),
     )

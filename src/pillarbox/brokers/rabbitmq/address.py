@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlencode
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from pillarbox.brokers.urls import split
 from pillarbox.errors import ConfigError
@@ -22,7 +22,7 @@ _UNSAFE = {
     "persistent": "events would be gone after a restart of the server",
     "verify": "anybody could stand between the relay and the server",
 }
-_KNOWN = ("exchange", "heartbeat", "prefetch", "unsafe", *_UNSAFE, *_FILES)
+_KNOWN = ("exchange", "heartbeat", "prefetch", "management", "unsafe", *_UNSAFE, *_FILES)
 _NEVER = {
     "confirms": "an event would count as published as soon as it is written to a socket",
     "no_verify_ssl": "say verify = false and unsafe = true",
@@ -42,6 +42,8 @@ class Address:
     mandatory: bool = True
     persistent: bool = True
     prefetch: int = PREFETCH
+    management: str = ""
+    """Where the management API is, which is asked as the same user; empty: it is not asked."""
 
     @classmethod
     def parse(cls, text: str, options: Mapping[str, Any] | None = None) -> "Address":
@@ -64,6 +66,7 @@ class Address:
             mandatory=_flag(given, "mandatory", True),
             persistent=_flag(given, "persistent", True),
             prefetch=_number(given, "prefetch", PREFETCH, MOST_PREFETCHED),
+            management=_management(parts, scheme, given),
         )
 
 
@@ -74,6 +77,28 @@ def _clients_url(parts: SplitResult, scheme: str, port: int, given: Mapping[str,
         query["no_verify_ssl"] = 1
     netloc = parts.netloc if parts.port else f"{parts.netloc.removesuffix(':')}:{port}"
     return parts._replace(scheme=scheme, netloc=netloc, query=urlencode(query), fragment="").geturl()
+
+
+def _management(parts: SplitResult, scheme: str, given: Mapping[str, Any]) -> str:
+    """Say where the management API is: where it is by default, beside the broker, unless something else is said."""
+    text = str(given.get("management", ""))
+    if not text:
+        host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+        return f"https://{host}:15671" if scheme == "amqps" else f"http://{host}:15672"
+    if text == "none":
+        return ""
+    there = urlsplit(text)
+    if there.scheme not in ("http", "https") or not there.hostname or "@" in text or there.query or there.fragment:
+        raise ConfigError(
+            "rabbitmq.management: write http://host:15672 or https://…, without a user, for it is the one of the"
+            ' broker\'s URL; or "none"'
+        )
+    if scheme == "amqps" and there.scheme == "http" and not _flag(given, "unsafe", False):
+        raise ConfigError(
+            "rabbitmq.management: http is unsafe: the password that amqps:// hides would go there for everybody to"
+            " read; write https://…, or set unsafe = true as well"
+        )
+    return text.rstrip("/")
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

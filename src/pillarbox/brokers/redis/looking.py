@@ -1,5 +1,6 @@
-"""How a Redis keeps what it has: asked with CONFIG GET, which some servers do not answer."""
+"""How a Redis keeps what it has: asked with ROLE, INFO and CONFIG GET, which some servers do not answer."""
 
+import re
 from collections.abc import Sequence
 
 from pillarbox.brokers.redis.options import Options
@@ -20,7 +21,8 @@ class RedisLooking:
     async def __call__(self, topics: Sequence[str]) -> RedisFacts:
         wire = Wire(self._options)
         try:
-            answers = await wire.ask([packed("CONFIG", "GET", name) for name in _NAMES], len(_NAMES), PATIENCE)
+            asked = [packed("ROLE"), packed("INFO", "server"), *(packed("CONFIG", "GET", name) for name in _NAMES)]
+            role, told, *answers = await wire.ask(asked, len(asked), PATIENCE)
         finally:
             await wire.finish()
         appendonly, appendfsync, maxmemory, policy = (_value(answer) for answer in answers)
@@ -30,7 +32,18 @@ class RedisLooking:
             appendfsync=appendfsync,
             maxmemory=None if maxmemory is None else int(maxmemory),
             maxmemory_policy=policy,
+            replica=isinstance(role, list) and role[:1] == [b"slave"],
+            replicas=len(role[2]) if isinstance(role, list) and role[:1] == [b"master"] else 0,
+            awaited=self._options.replicas,
+            maxlen=self._options.maxlen,
+            version=_version(told),
         )
+
+
+def _version(told: object) -> tuple[int, int] | None:
+    """Read what INFO says; Valkey says which Redis it is like."""
+    found = re.search(rb"redis_version:(\d+)\.(\d+)", told) if isinstance(told, bytes) else None
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def _value(answer: object) -> str | None:

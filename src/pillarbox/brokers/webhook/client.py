@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from pillarbox.brokers.webhook.options import WebhookOptions, refusal
@@ -78,6 +79,23 @@ class Client:
         finally:
             await self._put_back(transport, clean)
 
+    async def reach(self) -> datetime | None:
+        """Connect and hang up, without a request; give until when the certificate holds. Raises BrokerUnavailable."""
+        failure: Exception | None = None
+        tls, name = (self._tls, self._options.host) if self._options.scheme == "https" else (None, None)
+        for address in await self._checked():
+            try:
+                async with asyncio.timeout(CONNECTING):
+                    _, writer = await asyncio.open_connection(
+                        address, self._options.port, ssl=tls, server_hostname=name
+                    )
+            except OSError as error:  # as are a timeout and what TLS finds wrong
+                failure = error
+                continue
+            writer.transport.abort()
+            return _holds_until(writer)
+        raise self._unreachable(failure)
+
     async def close(self) -> None:
         """Close all connections; nobody may be calling."""
         while self._idle:
@@ -123,14 +141,19 @@ class Client:
             except httpx.TransportError as error:
                 broken = self._broken(error)
             raise broken  # out here, because the library's error may quote what must not be shown
+        raise self._unreachable(failure)
+
+    def _unreachable(self, failure: Exception | None) -> Unreachable:
         self._addresses = []
         words = "its name has no address" if failure is None else words_of(failure) + self._hint(failure)
-        raise Unreachable(f"{self._options.origin} cannot be reached: {words}") from failure
+        unreachable = Unreachable(f"{self._options.origin} cannot be reached: {words}")
+        unreachable.__cause__ = failure
+        return unreachable
 
-    def _hint(self, failure: "httpx.TransportError") -> str:
+    def _hint(self, failure: Exception) -> str:
         """Say what may be wrong with the URL: a server without TLS may wait for the rest of a request, for ever."""
         if self._options.scheme == "https" and (
-            isinstance(failure, httpx.ConnectTimeout) or "WRONG_VERSION_NUMBER" in words_of(failure)
+            isinstance(failure, httpx.ConnectTimeout | TimeoutError) or "WRONG_VERSION_NUMBER" in words_of(failure)
         ):
             return f" (if somebody listens at port {self._options.port}, it may not speak TLS: then it is http://)"
         return ""
@@ -200,6 +223,12 @@ class Client:
         if location := response.headers.get("location"):
             text = f"Location: {location} {text}"
         return self._options.quiet(" ".join(text.split()))[:LONGEST_WORDS]
+
+
+def _holds_until(writer: asyncio.StreamWriter) -> datetime | None:
+    certificate = writer.get_extra_info("peercert") or {}  # empty if nobody has looked at it
+    until = certificate.get("notAfter")
+    return None if until is None else datetime.fromtimestamp(ssl.cert_time_to_seconds(until), UTC)
 
 
 def _is_clean(transport: Any, response: "httpx.Response") -> bool:

@@ -2,12 +2,15 @@
 
 from pillarbox.errors import ConfigError, StoreError, StoreUnavailable
 from pillarbox.stores.postgres.connection import Connection
+from pillarbox.stores.postgres.pooling import check_transactions
 
 _IMITATIONS = ("CockroachDB", "-YB-", "Yugabyte", "Redshift")
 
 
 async def check_server(connection: Connection, place: str) -> None:
-    """Refuse a standby, an encoding other than UTF-8, no real snapshots, and a log fed by logical replication."""
+    """Refuse a standby, an encoding other than UTF-8, no real snapshots, a log fed by logical replication, and a pooler
+    that allows no transactions."""
+    await check_transactions(connection)
     [[version, recovering, outbox, encoding]] = await connection.run(
         "SELECT version(), pg_is_in_recovery(), to_regclass(%s)::oid, current_setting('server_encoding')",
         [f"{place}outbox"],

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pillarbox.core.postgres_facts import MISCONFIGURED
+from pillarbox.core.postgres_facts import ANOTHER_MODE, MISCONFIGURED, NO_TRANSACTIONS
 from pillarbox.core.retry import words_of
 from pillarbox.errors import ConfigError, LaneLost, MissingExtra, SchemaMismatch, StoreError, StoreUnavailable
 
@@ -218,6 +218,8 @@ def failures() -> Iterator[None]:
         raise StoreError(f"PostgreSQL: {_first_line(error)}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         words = _first_line(error)
+        if NO_TRANSACTIONS in words:
+            raise ConfigError(f"database: {ANOTHER_MODE}") from error
         if any(sign in words for sign in MISCONFIGURED):
             raise ConfigError(f"database: {words}") from error
         raise StoreUnavailable(f"PostgreSQL is away: {words}") from error

@@ -5,6 +5,7 @@ from datetime import timedelta
 from importlib.resources import files
 from typing import Any
 
+from pillarbox.errors import ConfigError, StoreError, StoreUnavailable
 from pillarbox.facts import (
     Lax,
     OpenTransaction,
@@ -15,13 +16,16 @@ from pillarbox.facts import (
     XminHolder,
 )
 from pillarbox.ports import Clock
+from pillarbox.stores.postgres.checks import check_server
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.drift import drift_of, names_of
+from pillarbox.stores.postgres.pooling import pooling
 from pillarbox.stores.postgres.schema import NEEDED, Tables
 
 TOLD = 5
 """So many of the oldest transactions are given."""
 _ON_TABLES = re.compile(r"GRANT ([A-Z, ]+) ON ((?:\{p\}\w+,?\s+)+)TO [^;]*?\{prefix\}relay\b")
+_SWITCHES = ("fsync", "full_page_writes", "autovacuum", "track_counts")
 _BEYOND = ("INSERT", "UPDATE", "TRUNCATE", "TRIGGER")
 """What no relay needs of the outbox."""
 
@@ -32,8 +36,8 @@ class Looking:
     def __init__(self, tables: Tables, clock: Clock) -> None:
         self._tables, self._clock = tables, clock
 
-    async def facts(self, connection: Connection) -> PostgresFacts:
-        """Ask for everything."""
+    async def facts(self, connection: Connection, other: Connection) -> PostgresFacts:
+        """Ask for everything; the other connection is for what takes two."""
         await connection.open()
         schema = await self._tables.status(connection)
         [[version, standby]] = await connection.run(
@@ -41,16 +45,18 @@ class Looking:
         )
         settings: dict[str, bool] = dict(
             await connection.run(
-                "SELECT name, setting = 'on' FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'autovacuum')"
+                "SELECT name, setting = 'on' FROM pg_settings WHERE name = ANY (%s)", [list(_SWITCHES)]
             )
         )
         made = schema.version == NEEDED
+        pooler = await pooling(connection, other)
         return PostgresFacts(
             schema=schema,
             version=version,
             standby=standby,
             skew=await self._skew(connection),
-            pooled=connection.direct_backend is None,
+            pooler=pooler,
+            refusal=None if standby or pooler == "statement" else await self._refusal(connection),
             rights=await self._rights(connection, made=made),
             drift=await drift_of(connection, self._tables) if made else (),
             **settings,
@@ -61,6 +67,16 @@ class Looking:
             xmin=await self._xmin(connection),
             tables=await self._vacuumed(connection),
         )
+
+    async def _refusal(self, connection: Connection) -> str | None:
+        """Ask as a relay does that starts."""
+        try:
+            await check_server(connection, self._tables.place)
+        except StoreUnavailable:
+            raise
+        except (ConfigError, StoreError) as error:
+            return str(error)
+        return None
 
     async def _skew(self, connection: Connection) -> timedelta:
         """Compare the clocks; what the way there and back may have taken is not counted."""

@@ -108,7 +108,7 @@ class PostgresStore:
         return await self._tables.status(self._chores)
 
     async def facts(self) -> PostgresFacts:
-        return await self._looking.facts(self._chores)
+        return await self._looking.facts(self._chores, self._reading)
 
     async def up(self) -> Sequence[int]:
         await check_server(self._chores, self._place)
