@@ -91,7 +91,7 @@ def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") ->
 
 
 def test_a_database_of_no_known_kind_is_refused(shop: "Shop") -> None:
-    assert shop.type("pillarbox doctor --database mysql:///shop", code=1).stderr.count("\n") == 1
+    assert shop.type("pillarbox doctor --database mysql:///shop", code=2).stderr.count("\n") == 1
 
 
 def test_without_a_topic_the_flag_is_named(migrated: "Shop", doctor: str) -> None:

@@ -20,8 +20,6 @@ import typer
 from pillarbox import Event, PublishRejected, Relay
 from pillarbox.cli.app import app, run
 from pillarbox.dbapi import Outbox
-from pillarbox.stores.sqlite.schema import Tables
-from pillarbox.telemetry.logging import logger
 
 GOLDEN = Path(__file__).with_name("golden.txt")
 ID = "019a9c00-0000-7000-8000-00000000000{}"
@@ -44,12 +42,6 @@ COMMANDS = [
 ]
 NOT_GOLDEN = {"demo", "torture", "relay run", "events tail", "migrate sql", "source slot"}
 """Daemons and stories, which have tests of their own; a script that other tests run; a slot needs PostgreSQL."""
-INBOX = """
-import sqlite3
-from pillarbox.dbapi import Inbox
-inbox = Inbox("billing", lambda: sqlite3.connect("billing.db"))
-inbox.handler("OrderPlaced")(lambda connection, event: None)
-"""
 CHANGING = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "<time>"),
     (r"(?m)^! \d\d:\d\d:\d\d \S+ (WARNING|ERROR|INFO)", r"! <time> <relay> \1"),
@@ -69,25 +61,6 @@ CHANGING = (
     (r"(?m) +$", ""),
     (r"  +", "  "),
 )
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LOGNAME", "ann")
-    for name in [name for name in os.environ if name.startswith("PILLARBOX_") and name != "PILLARBOX_GOLDEN"]:
-        monkeypatch.delenv(name)
-    (tmp_path / "pillarbox.toml").write_text('database = "sqlite:///shop.db"\nbroker = "sqlite:///stream.db"\n')
-    (tmp_path / "billing.py").write_text(INBOX)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for file in ("shop.db", "billing.db"):
-        connection = sqlite3.connect(file, isolation_level=None)
-        Tables(str(tmp_path / file), "pillarbox_").up(connection)
-        connection.close()
-    before = logger.handlers, logger.level, logger.propagate
-    yield tmp_path
-    logger.handlers, logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
 
 
 def fill() -> None:
