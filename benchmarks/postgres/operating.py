@@ -4,7 +4,8 @@ import asyncio
 import multiprocessing
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from time import perf_counter
 
 import psycopg
@@ -19,9 +20,31 @@ from servers.postgres import RunningPostgres
 
 AT_ONCE = Retention(published=timedelta(0))
 Look = Callable[[Admin, Settings], Awaitable[object]]
+UNMATCHED = {
+    "--type unknown": Query(type="unknown"),
+    "--topic unknown": Query(topic="unknown"),
+    "--topic unknown --oldest-first": Query(topic="unknown", newest_first=False),
+    "--aggregate order:unknown": Query(aggregate=("order", "unknown")),
+    "--type unknown --until 9999": Query(type="unknown", until=datetime.max.replace(tzinfo=UTC) - timedelta(days=9)),
+    "--since 2000 --oldest-first --type unknown": Query(
+        type="unknown", since=datetime(2000, 1, 1, tzinfo=UTC), newest_first=False
+    ),
+    "--status dead": Query(status=("dead",)),
+    "--status pending --topic unknown": Query(status=("pending",), topic="unknown"),
+    "--status pending --topic unknown --oldest-first": Query(status=("pending",), topic="unknown", newest_first=False),
+    "--status published": Query(status=("published",)),
+}
+"""No event matches any of these, but the last, of which the newest are far behind the backlog."""
+
+
+async def _list(admin: Admin, _: Settings, *, query: Query) -> object:
+    return await admin.look_for(query)
+
+
 LOOKS: dict[str, Look] = {
     "stats": lambda admin, _: admin.figures(),
-    "events list": lambda admin, _: admin.find(Query()),
+    "events list": lambda admin, _: admin.look_for(Query()),
+    **{f"events list {flags}": partial(_list, query=query) for flags, query in UNMATCHED.items()},
     "health": lambda admin, settings: admin.report(settings),
 }
 _spawn = multiprocessing.get_context("spawn")

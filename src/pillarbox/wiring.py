@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pillarbox.admin.admin import Admin
 from pillarbox.admin.doctor import Doctor
@@ -218,15 +218,26 @@ def _asking(settings: Settings, name: str) -> Any:
 
 
 def check_urls(settings: Settings) -> None:
-    """Refuse a database or a broker of no known kind, or a file that can be none; open nothing."""
-    database = _url("database", settings.database, "sqlite:///shop.db")
-    if database.scheme not in DATABASES:
-        raise _unknown("database", settings.database, ["sqlite", "postgresql"])
-    _system(settings, None)
-    broker = _url("broker", settings.broker, "sqlite:///stream.db")
-    for setting, url in (("database", database), ("broker", broker)):
+    """Refuse settings without a database and a broker, each of a known kind."""
+    _url("database", settings.database, "sqlite:///shop.db")
+    _url("broker", settings.broker, "sqlite:///stream.db")
+    check_kinds(settings, "database", "broker")
+
+
+def check_kinds(settings: Settings, *names: Literal["database", "broker"]) -> None:
+    """Refuse a database or a broker of no known kind, or a file that can be none, as far as they are set; open and
+    import nothing."""
+    for name in names:
+        text = settings.database if name == "database" else settings.broker
+        if text is None:
+            continue
+        url = parse_url(name, text)
+        if name == "broker":
+            _system(settings, None)
+        elif url.scheme not in DATABASES:
+            raise _unknown("database", text, ["sqlite", "postgresql"])
         if url.scheme == "sqlite":
-            file_of(setting, url)
+            file_of(name, url)
 
 
 def open_doctor(settings: Settings) -> Doctor:

@@ -21,9 +21,17 @@ import pytest
 from pillarbox import Event, Settings
 from pillarbox.dbapi import Outbox
 from pillarbox.psycopg import Outbox as PostgresOutbox
+from pillarbox.stores.sqlite.schema import Tables
+from pillarbox.telemetry.logging import logger
 from pillarbox.wiring import open_admin
 
 PATIENCE = 30.0
+INBOX = """
+import sqlite3
+from pillarbox.dbapi import Inbox
+inbox = Inbox("billing", lambda: sqlite3.connect("billing.db"))
+inbox.handler("OrderPlaced")(lambda connection, event: None)
+"""
 
 
 class Shop:
@@ -166,6 +174,26 @@ def on_each(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     shop = Shop(tmp_path) if request.param == "SQLite" else Shop(tmp_path, request.getfixturevalue("database"))
     migrate(shop.url)
     return shop
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Stand in a directory with settings, tables and a module with an inbox; commands are called in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGNAME", "ann")
+    for name in [name for name in os.environ if name.startswith("PILLARBOX_") and name != "PILLARBOX_GOLDEN"]:
+        monkeypatch.delenv(name)
+    (tmp_path / "pillarbox.toml").write_text('database = "sqlite:///shop.db"\nbroker = "sqlite:///stream.db"\n')
+    (tmp_path / "billing.py").write_text(INBOX)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for file in ("shop.db", "billing.db"):
+        connection = sqlite3.connect(file, isolation_level=None)
+        Tables(str(tmp_path / file), "pillarbox_").up(connection)
+        connection.close()
+    before = logger.handlers, logger.level, logger.propagate
+    yield tmp_path
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
 
 
 @pytest.fixture(name="until")

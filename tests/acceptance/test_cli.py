@@ -82,9 +82,9 @@ def configured(shop: "Shop") -> "Shop":
         ),
     ],
 )
-def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, line: str) -> None:
+def test_a_bad_settings_file_is_one_line_and_code_2(shop: "Shop", text: str, line: str) -> None:
     (shop.directory / "pillarbox.toml").write_text(text)
-    done = shop.type("pillarbox config show", code=1)
+    done = shop.type("pillarbox config show", code=2)
     assert (done.stdout, done.stderr) == ("", f"{line}\n")
 
 
@@ -139,14 +139,6 @@ def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, lin
             for verb in ("run", "once")
         ),
         (
-            "relay once --database sqlite:///shop.db --broker stdout:",
-            "there is no database shop.db yet: run `pillarbox migrate up --database sqlite:///shop.db`",
-        ),
-        (
-            "events list --database sqlite:///shop.db",
-            "there is no database shop.db yet: run `pillarbox migrate up --database sqlite:///shop.db`",
-        ),
-        (
             "events list --set relay.bach=5",
             "--set relay.bach: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
         ),
@@ -156,8 +148,15 @@ def test_a_bad_settings_file_is_one_line_and_code_1(shop: "Shop", text: str, lin
         ),
     ],
 )
-def test_a_mistake_is_one_line_and_code_1(shop: "Shop", command: str, line: str) -> None:
-    done = shop.type(f"pillarbox {command}", code=1)
+def test_a_setting_that_is_wrong_is_one_line_and_code_2(shop: "Shop", command: str, line: str) -> None:
+    done = shop.type(f"pillarbox {command}", code=2)
+    assert (done.stdout, done.stderr) == ("", f"pillarbox: {line}\n")
+
+
+@pytest.mark.parametrize("command", ["relay once --broker stdout:", "events list"])
+def test_a_database_that_is_not_there_yet_is_one_line_and_code_1(shop: "Shop", command: str) -> None:
+    done = shop.type(f"pillarbox {command} --database sqlite:///shop.db", code=1)
+    line = "there is no database shop.db yet: run `pillarbox migrate up --database sqlite:///shop.db`"
     assert (done.stdout, done.stderr) == ("", f"pillarbox: {line}\n")
 
 
@@ -223,13 +222,13 @@ def test_debug_shows_where_an_error_arose(shop: "Shop") -> None:
             capture_output=True,
             text=True,
         )
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "Traceback" in done.stderr
         assert "pillarbox.errors.ConfigError: database: is not set" in done.stderr
 
 
 def test_debug_may_be_off_in_the_environment(shop: "Shop") -> None:
-    assert shop.type("pillarbox status", code=1, PILLARBOX_DEBUG="0").stderr.startswith("pillarbox: database: is not")
+    assert shop.type("pillarbox status", code=2, PILLARBOX_DEBUG="0").stderr.startswith("pillarbox: database: is not")
 
 
 UNEXPECTED = """
@@ -349,7 +348,7 @@ def test_init_writes_a_file_that_the_other_commands_read(shop: "Shop") -> None:
 
 @pytest.mark.parametrize("flag", ["--database foo", "--database mysql:///shop", "--broker foo:", "--broker sqlite://"])
 def test_init_refuses_what_the_next_command_would(shop: "Shop", flag: str) -> None:
-    said = shop.type(f"pillarbox init {flag}", code=1).stderr
+    said = shop.type(f"pillarbox init {flag}", code=2).stderr
     assert said.startswith(f"pillarbox: {flag[2:].split()[0]}: ")
     assert not (shop.directory / "pillarbox.toml").exists()
 
@@ -357,7 +356,7 @@ def test_init_refuses_what_the_next_command_would(shop: "Shop", flag: str) -> No
 def test_init_writes_over_a_file_only_by_force(shop: "Shop") -> None:
     path = shop.directory / "pillarbox.toml"
     path.write_text("# mine")
-    done = shop.type("pillarbox init", code=1)
+    done = shop.type("pillarbox init", code=2)
     assert done.stderr == "pillarbox: pillarbox.toml is there already: --force writes over it\n"
     assert path.read_text() == "# mine"
     shop.type("pillarbox init --force")
@@ -935,8 +934,8 @@ def test_an_event_that_is_nested_deeply_is_shown_as_it_stands(configured: "Shop"
         ("{}", 2),
         ("relay {}", 2),
         ("consume {}", 2),
-        ("consume {} --topic t", 1),
-        ("--debug consume {} --topic t", 1),
+        ("consume {} --topic t", 2),
+        ("--debug consume {} --topic t", 2),
         ("events show {}", 4),
         ("dead show {}", 4),
         ("dead retry {}", 4),

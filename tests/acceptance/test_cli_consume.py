@@ -154,7 +154,7 @@ def test_a_type_without_a_handler_can_stop_the_consumer(billing: "Shop") -> None
 def test_a_module_that_cannot_be_imported_is_one_line(billing: "Shop") -> None:
     (billing.directory / "billing.py").write_text("1 / 0")
     line = "billing:inbox: its module cannot be imported: ZeroDivisionError: division by zero; --debug shows where"
-    assert billing.type(CONSUME, code=1).stderr == f"pillarbox: {line}\n"
+    assert billing.type(CONSUME, code=2).stderr == f"pillarbox: {line}\n"
 
 
 def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", until: Until) -> None:
@@ -242,8 +242,8 @@ def test_a_body_that_was_received_is_shown_as_json_or_text_if_it_can_be(
         ("billing:not_an_inbox", "inbox: 5 is no Inbox of a door, such as pillarbox.sqlalchemy"),
     ],
 )
-def test_what_is_no_inbox_is_one_line_and_code_1(billing: "Shop", place: str, line: str) -> None:
-    done = billing.type(f"pillarbox consume {place} --topic order-events --broker sqlite:///stream.db", code=1)
+def test_what_is_no_inbox_is_one_line_and_code_2(billing: "Shop", place: str, line: str) -> None:
+    done = billing.type(f"pillarbox consume {place} --topic order-events --broker sqlite:///stream.db", code=2)
     assert done.stderr == f"pillarbox: {line}\n"
 
 

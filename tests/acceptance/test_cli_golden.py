@@ -4,24 +4,29 @@ The words stand in golden.txt. PILLARBOX_GOLDEN=write writes them anew: read the
 """
 
 import asyncio
+import json
 import os
 import re
 import shlex
+import signal
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 import typer
 
 from pillarbox import Event, PublishRejected, Relay
 from pillarbox.cli.app import app, run
 from pillarbox.dbapi import Outbox
-from pillarbox.stores.sqlite.schema import Tables
-from pillarbox.telemetry.logging import logger
+from pillarbox.psycopg import Outbox as PostgresOutbox
+from tests.acceptance.conftest import PATIENCE, Shop, migrate, until
+from tests.conftest import skip_unless_ours
 
 GOLDEN = Path(__file__).with_name("golden.txt")
 ID = "019a9c00-0000-7000-8000-00000000000{}"
@@ -40,23 +45,32 @@ COMMANDS = [
     *("replay --all --dry-run", "replay --type OrderPlaced --yes", "pause order-events --why moves", "relay once"),
     *("resume order-events", "dead retry --all --yes", "relay once", "dead drop --all --yes", "prune --dry-run"),
     *("prune --yes", "audit list", "connector debezium", "consume billing:inbox --topic order-events --once"),
-    *("source log", "adopt --dry-run", "relay watch"),
+    *(
+        "source log",
+        "source slot shop",
+        "adopt --dry-run",
+        "relay watch",
+        "migrate sql",
+        "migrate sql --no-transaction",
+    ),
 ]
-NOT_GOLDEN = {"demo", "torture", "relay run", "events tail", "migrate sql", "source slot"}
-"""Daemons and stories, which have tests of their own; a script that other tests run; a slot needs PostgreSQL."""
-INBOX = """
-import sqlite3
-from pillarbox.dbapi import Inbox
-inbox = Inbox("billing", lambda: sqlite3.connect("billing.db"))
-inbox.handler("OrderPlaced")(lambda connection, event: None)
-"""
+DAEMONS = ["relay run", "events tail --last 2"]
+ON_POSTGRESQL = [
+    *("source slot {slot} --dry-run", "source slot {slot} --yes", "relay once", "source slot nobody --yes"),
+    *("source log --dry-run", "source log --yes", "source log --yes", "adopt --dry-run", "audit list"),
+]
+NOT_GOLDEN = {"demo", "torture"}
+"""Stories, which have tests of their own."""
 CHANGING = (
+    (r"(?s)(-- Pillarbox on SQLite, version \d+\.).*?(INSERT INTO pillarbox_meta)", r"\1 <script> \2"),
+    (r"postgresql://[^\s\"]+", "<database>"),
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?Z?", "<time>"),
+    (r"(?m)^\d\d:\d\d:\d\d(?= [0-9a-f]{8}-)", "<time>"),
     (r"(?m)^! \d\d:\d\d:\d\d \S+ (WARNING|ERROR|INFO)", r"! <time> <relay> \1"),
     (r'"relay": "[^"]+"', '"relay": "<relay>"'),
     (r"\S+-\d+-[0-9a-f]{8}\b", "<relay>"),
     (r"\b\d{8}-\d{6}-[0-9a-f]{6}\b", "<replay>"),
-    (r"\b(?:[\w.-]+|uid \d+)@[\w.-]+\b(?=[\s\",])", "<who>"),
+    (r"\b(?:[\w.-]+|uid \d+)@[\w.-]+\b(?=[\s\",)])", "<who>"),
     (r"\b\d+(\.\d+)? (ms|s|min|h)( ago|\b)", "<span>"),
     (r'"(\w*(?:age|ago|second|bytes)\w*)": [\d.]+', r'"\1": <number>'),
     (r"\b\d[\d,.]* (?:KiB|MiB|kB|MB|bytes)", "<size>"),
@@ -69,25 +83,6 @@ CHANGING = (
     (r"(?m) +$", ""),
     (r"  +", "  "),
 )
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LOGNAME", "ann")
-    for name in [name for name in os.environ if name.startswith("PILLARBOX_") and name != "PILLARBOX_GOLDEN"]:
-        monkeypatch.delenv(name)
-    (tmp_path / "pillarbox.toml").write_text('database = "sqlite:///shop.db"\nbroker = "sqlite:///stream.db"\n')
-    (tmp_path / "billing.py").write_text(INBOX)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for file in ("shop.db", "billing.db"):
-        connection = sqlite3.connect(file, isolation_level=None)
-        Tables(str(tmp_path / file), "pillarbox_").up(connection)
-        connection.close()
-    before = logger.handlers, logger.level, logger.propagate
-    yield tmp_path
-    logger.handlers, logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
 
 
 def fill() -> None:
@@ -135,13 +130,91 @@ def test_the_commands_print_what_they_always_did(
     said = ""
     for command in COMMANDS:
         for line in (command, f"{command} --json"):
-            code, out, err = typed(line, capfd, monkeypatch)
-            said += f"$ pillarbox {line}\n{out}" + "".join(f"! {talk}\n" for talk in err.splitlines())
-            said += f"= {code}\n\n"
+            said += told(line, *typed(line, capfd, monkeypatch))
+    compare(said, GOLDEN)
+
+
+def told(line: str, code: int, out: str, err: str) -> str:
+    """Write what was typed and what came of it."""
+    talk = "".join(f"! {line}\n" for line in err.splitlines())
+    return f"$ pillarbox {line}\n{out}{talk}= {code}\n\n"
+
+
+def compare(said: str, golden: Path) -> None:
     said = still(said)
     if os.environ.get("PILLARBOX_GOLDEN") == "write":
-        GOLDEN.write_text(said)
-    assert said.split("\n\n$ ") == GOLDEN.read_text().split("\n\n$ ")
+        golden.write_text(said)
+    assert said.split("\n\n$ ") == golden.read_text().split("\n\n$ ")
+
+
+def test_the_daemons_print_what_they_always_did(here: Path) -> None:
+    said = ""
+    for daemon in DAEMONS:
+        for line in (daemon, f"{daemon} --json"):
+            for file in ("shop.db", "stream.db"):
+                (here / file).unlink(missing_ok=True)
+            migrate(f"sqlite:///{here}/shop.db")
+            add(1, 2, order=1)
+            said += told(line, *run_until_it_has_done_its_work(here, line))
+    compare(said, GOLDEN.with_name("golden_daemons.txt"))
+
+
+def run_until_it_has_done_its_work(here: Path, line: str) -> tuple[int, str, str]:
+    """Run a daemon until it has printed, or carried, two events; then tell it to stop."""
+    shop = Shop(here)
+    daemon = shop.start(f"pillarbox {line}")
+    try:
+        assert daemon.stdout is not None
+        if line.startswith("events tail"):
+            printed = [daemon.stdout.readline() for _ in range(2)]
+            daemon.send_signal(signal.SIGINT)
+        else:
+            printed = []
+            until(lambda: len(shop.received()) == 2 and pending(here) == 0)
+            daemon.send_signal(signal.SIGTERM)
+        out, err = daemon.communicate(timeout=PATIENCE)
+    finally:
+        daemon.kill()
+    return daemon.returncode, "".join(printed) + out, err
+
+
+def pending(here: Path) -> int:
+    with closing(sqlite3.connect(here / "shop.db")) as connection:
+        [count] = connection.execute("SELECT count(*) FROM pillarbox_events WHERE status = 'pending'").fetchone()
+        return int(count)
+
+
+def test_the_commands_on_postgresql_print_what_they_always_did(
+    here: Path, database: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_ours()
+    migrate(database)
+    slot = f"golden_{database.rpartition('_')[2]}"
+    (here / "pillarbox.toml").write_text(f'database = "{database}"\nbroker = "sqlite:///stream.db"\n')
+    said = ""
+    with psycopg.connect(database) as writer:
+        PostgresOutbox().add(writer, Event("OrderPlaced", {"order": 1}, aggregate=("order", 1)))
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [slot])
+        try:
+            for command in ON_POSTGRESQL:
+                for line in (command, f"{command} --json"):
+                    said += told(line, *typed(line.format(slot=slot), capfd, monkeypatch))
+        finally:
+            connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    compare(said.replace(slot, "{slot}"), GOLDEN.with_name("golden_postgres.txt"))
+
+
+def test_the_script_that_is_printed_is_the_one_that_makes_the_tables(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, script, _ = typed("migrate sql", capfd, monkeypatch)
+    _, document, _ = typed("migrate sql --json", capfd, monkeypatch)
+    assert json.loads(document) == {"sql": script.removesuffix("\n")}
+    with closing(sqlite3.connect(":memory:")) as new, closing(sqlite3.connect(here / "shop.db")) as old:
+        new.executescript(script)
+        tables = "SELECT type, name, sql FROM sqlite_schema ORDER BY name"
+        assert new.execute(tables).fetchall() == old.execute(tables).fetchall()
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -156,7 +229,8 @@ ALL = dict(leaves(typer.main.get_command(app)))
 
 
 def test_every_command_has_its_words_written_down() -> None:
-    golden = {path for path in ALL for command in COMMANDS if f"{command} ".startswith(f"{path} ")}
+    commands = [*COMMANDS, *DAEMONS, *ON_POSTGRESQL]
+    golden = {path for path in ALL for command in commands if f"{command} ".startswith(f"{path} ")}
     assert golden | NOT_GOLDEN == set(ALL)
     assert not golden & NOT_GOLDEN
 
@@ -172,6 +246,20 @@ def test_what_is_mistyped_is_one_line_code_2_and_touches_nothing(
             assert (code, out) == (2, ""), (path, wrong, err)
             assert re.fullmatch(rf"pillarbox: [^\n]+; `pillarbox( {path})? --help` shows what there is\n", err), err
     assert contents(here) == before
+
+
+def test_a_look_that_did_not_go_to_the_end_says_so(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.admin.looking.STRETCH", 2)
+    fill()
+    short = "looked at 2 events and no further; --all looks at every one\n"
+    assert typed("events list --type None", capfd, monkeypatch) == (4, "", f"{short}no events match\n")
+    code, out, err = typed("events list --topic order-events --json", capfd, monkeypatch)
+    assert (code, len(json.loads(out)), err) == (0, 2, short)
+    code, out, err = typed("events list --topic order-events --all --json", capfd, monkeypatch)
+    assert (code, len(json.loads(out)), err) == (0, 3, "")
+    assert typed("events list --type None --all", capfd, monkeypatch) == (4, "", "no events match\n")
 
 
 def contents(directory: Path) -> dict[Path, bytes]:

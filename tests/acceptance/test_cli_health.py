@@ -140,7 +140,7 @@ def test_two_relays_on_one_port_both_run(migrated: "Shop", until: Until) -> None
 
 def test_a_place_that_is_none_is_refused(migrated: "Shop") -> None:
     for place in ("9464", "127.0.0.1", "127.0.0.1:http", "127.0.0.1:65536", "::1:9464", ":9464"):
-        done = migrated.type(f"pillarbox health --database {migrated.database} --set health.listen={place}", code=1)
+        done = migrated.type(f"pillarbox health --database {migrated.database} --set health.listen={place}", code=2)
         assert "health.listen: must be HOST:PORT, such as 127.0.0.1:9464, or none" in done.stderr
 
 

@@ -176,7 +176,7 @@ def test_a_database_in_another_encoding_is_refused(database: str) -> None:
     there = conninfo_to_dict(database)
     url = f"postgresql://{there['user']}@{there['host']}:{there['port']}/{name}"
     try:
-        done = type_(f"pillarbox migrate up --database {url}", code=1)
+        done = type_(f"pillarbox migrate up --database {url}", code=2)
         assert "its encoding is LATIN1, which cannot hold every event" in done.stderr
     finally:
         with psycopg.connect(database, autocommit=True) as connection:

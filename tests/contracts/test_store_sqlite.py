@@ -13,15 +13,17 @@ from pillarbox.core.routing import Topics
 from pillarbox.dbapi import Outbox
 from pillarbox.ports import Store
 from pillarbox.stores import replays
-from pillarbox.stores.sqlite import SqliteStore
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.contracts.rules import check, rules_of
 from pillarbox.testing.contracts.store import LEASE, StoreContract, StoreFeatures
+from tests.integration.sqlite_view import ComparedStore
 
 
 class SqliteBench:
-    """A database file; every store is an object of its own, with a thread, a connection and a lock of its own."""
+    """A database file; every store is an object of its own, with a thread, a connection and a lock of its own.
+
+    What a store finds, the view must say too."""
 
     features = StoreFeatures()
 
@@ -32,7 +34,7 @@ class SqliteBench:
 
     async def store(self, owner: str = "a") -> Store:
         lease = timedelta(seconds=LEASE)
-        store = SqliteStore(self.path, owner=owner, lease=lease, topics=Topics(), clock=self.clock, hooks=Hooks())
+        store = ComparedStore(self.path, owner=owner, lease=lease, topics=Topics(), clock=self.clock, hooks=Hooks())
         self._opened.append(store)
         await store.open()
         await store.up()

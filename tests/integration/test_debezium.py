@@ -261,14 +261,14 @@ def test_a_stranger_at_the_address_is_an_error_that_says_so(
     shop: DebeziumShop, webhook_receiver: WebhookReceiver
 ) -> None:
     done = shop.pillarbox("--register", webhook_receiver.url)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "answers, but not as Kafka Connect does" in done.stderr
 
 
 def test_what_the_worker_refuses_is_an_error_with_its_words(shop: DebeziumShop) -> None:
     nowhere = shop.debezium_url.rpartition("/")[0] + "/nowhere"
     done = shop.pillarbox("--register", shop.connect.url, url=nowhere)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"pillarbox: Kafka Connect at {shop.connect.url} refuses: Connector configuration is invalid" in done.stderr
     assert 'database "nowhere" does not exist' in done.stderr
     assert "nowhere_pillarbox_outbox" not in shop.connect.ask("GET", "connectors")
@@ -294,11 +294,11 @@ def test_the_worker_puts_the_password_in(shop: DebeziumShop, postgres: RunningPo
         placed = shop.pillarbox("--register", shop.connect.url, "--wait", "0", "--json", url=login)
         assert json.loads(placed.stdout)["state"] == "RUNNING", placed.stderr
         written = shop.pillarbox("--register", shop.connect.url, "--with-password", url=login)
-        assert written.returncode == 1
+        assert written.returncode == 2
         assert "password authentication failed" in written.stderr
         assert "wrong" not in written.stderr
         other = shop.pillarbox("--register", shop.connect.url, "--password-from", "${env:NOT_THERE}", url=login)
-        assert other.returncode == 1
+        assert other.returncode == 2
     finally:
         rules.write_text(trusting)
         postgres.execute("SELECT pg_reload_conf()")

@@ -2,12 +2,16 @@
 stays."""
 
 import asyncio
+import os
 import random
+import secrets
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from pillarbox.core.retry import PUBLISHED, Dead, RetryAt
 from pillarbox.core.window import BLOCKED, Settled
@@ -38,8 +42,16 @@ async def load(store: "Store", bench: SqliteBench | PostgresBench, round: str) -
     await bench.add(event(f"{round} pending", f"{round} w"))
 
 
-async def prunes_and_dies(store: "Store", bench: SqliteBench | PostgresBench, url: str) -> None:
-    chance = random.Random()
+@pytest.fixture
+def seed() -> int:
+    """Give another one each time, or PILLARBOX_PRUNE_SEED. It chooses what is added before each kill; where exactly
+    that finds the pruner, the machine chooses."""
+    return int(os.environ.get("PILLARBOX_PRUNE_SEED") or secrets.randbelow(1_000_000))
+
+
+async def prunes_and_dies(store: "Store", bench: SqliteBench | PostgresBench, url: str, seed: int) -> None:
+    print(f"to repeat it: PILLARBOX_PRUNE_SEED={seed}")
+    chance = random.Random(seed)
     await store.take()
     added: list[str] = []
     for kill in range(KILLS):
@@ -69,17 +81,17 @@ async def all_are_there(store: "Store", added: list[str]) -> None:
         assert kept == [f"{round} {status}" for round in rounds], status
 
 
-async def test_what_is_not_settled_stays_on_sqlite(tmp_path: Path) -> None:
+async def test_what_is_not_settled_stays_on_sqlite(tmp_path: Path, seed: int) -> None:
     bench = SqliteBench(tmp_path)
     try:
-        await prunes_and_dies(await bench.store(), bench, f"sqlite:///{bench.path}")
+        await prunes_and_dies(await bench.store(), bench, f"sqlite:///{bench.path}", seed)
     finally:
         await bench.close()
 
 
-async def test_what_is_not_settled_stays_on_postgresql(migrated: str) -> None:
+async def test_what_is_not_settled_stays_on_postgresql(migrated: str, seed: int) -> None:
     bench = PostgresBench(migrated)
     try:
-        await prunes_and_dies(await bench.store(), bench, migrated)
+        await prunes_and_dies(await bench.store(), bench, migrated, seed)
     finally:
         await bench.close()

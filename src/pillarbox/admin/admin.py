@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 from pillarbox.admin.diagnosis import Finding, diagnose, living
 from pillarbox.admin.figures import Figures
+from pillarbox.admin.looking import Looked, last_added_by, look_for
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Place
 from pillarbox.core.payload import is_json
@@ -36,8 +37,6 @@ COUNTED = 10_000
 """Events are counted up to here; beyond, it is "more than"."""
 PAGE = 500
 _TRANSACTION = ("BEGIN;", "BEGIN IMMEDIATE;", "COMMIT;")
-LOOKED_BACK = 100_000
-"""So many of the newest events are looked at for a topic that nobody has named."""
 
 
 class Report(NamedTuple):
@@ -139,6 +138,10 @@ class Admin:
         """Find events."""
         return await self._store.find(query)
 
+    async def look_for(self, query: Query) -> Looked:
+        """Find events without a walk over the whole log: where no index leads, in the stretch where it would begin."""
+        return await look_for(self._store, query)
+
     async def show(self, event_id: str, side: Side = "outbox") -> Sequence[Record]:
         """Find everything that is known of one event; on the inbox's side, one record per consumer."""
         return await self._store.find(Query(side=side, ids=(event_id,)))
@@ -231,21 +234,11 @@ class Admin:
             yield pruned
 
     async def oldest(self, retention: Retention) -> tuple[int, int]:
-        """Give between which positions what is to be pruned lies, as far as is known: found by halving, in some twenty
-        looks. Ids have gaps and transactions overlap, so it is for a progress bar and for nothing else."""
-        ends = [await self._store.find(Query(newest_first=newest, limit=1)) for newest in (False, True)]
-        if not all(ends) or retention.published is None:
+        """Give between which positions what is to be pruned lies, about: for a progress bar and for nothing else."""
+        oldest = await self._store.find(Query(newest_first=False, limit=1))
+        if not oldest or retention.published is None:
             return 0, 0
-        first, last = ends[0][0].position - 1, ends[1][0].position
-        old, low, high = self._clock.now() - retention.published, first, last
-        while low < high:
-            middle = (low + high + 1) // 2
-            [found] = await self._store.find(Query(after=middle - 1, newest_first=False, limit=1))
-            if found.created_at <= old:
-                low = middle
-            else:
-                high = middle - 1
-        return first, low
+        return oldest[0].position - 1, await last_added_by(self._store, self._clock.now() - retention.published)
 
     async def pauses(self) -> Sequence[Pause]:
         """Look which topics are paused."""
@@ -257,10 +250,7 @@ class Admin:
 
     async def knows(self, topic: str) -> bool:
         """Look whether one of the newest events goes to a topic; not further back, for that may be far."""
-        newest = await self._store.find(Query(limit=1))
-        if not newest:
-            return False
-        return bool(await self._store.find(Query(topic=topic, after=newest[0].position - LOOKED_BACK, limit=1)))
+        return bool((await self.look_for(Query(topic=topic, limit=1))).records)
 
     async def topics(self) -> Sequence[str]:
         """Look to which topics the newest events go."""

@@ -150,7 +150,7 @@ def _name(name: str | None, settings: Settings, source: Source) -> str:
     """Check a name, or make one; a slot's is known to the whole cluster, so the database's is part of it."""
     schema = "" if settings.outbox.schema == "public" else f"{settings.outbox.schema}_"
     database = re.sub(r"[^a-z0-9_]", "_", source.database.lower())
-    name = name or f"{database}_{schema}{settings.outbox.prefix}outbox"
+    name = f"{database}_{schema}{settings.outbox.prefix}outbox" if name is None else name
     if not _NAME.fullmatch(name):
         raise ConfigError(f"--name: {name!r} must be small letters, digits and underscores, at most 63, for a slot")
     return name

@@ -31,7 +31,7 @@ from pillarbox.cli import (
     torture,
 )
 from pillarbox.cli.output import ExitCode, say
-from pillarbox.errors import PillarboxError
+from pillarbox.errors import ConfigError, MissingExtra, PillarboxError
 from pillarbox.settings.urls import with_quiet_urls, without_secrets
 
 # click's own exception, of which some releases of typer have a copy
@@ -98,7 +98,7 @@ def root(
 
 
 def run() -> None:
-    """Run the command line; an error becomes one line and exit code 1, its traceback is shown with --debug."""
+    """Run the command line; an error becomes one line and its exit code, its traceback is shown with --debug."""
     _replace_closed_streams()
     _refuse_what_is_not_text()
     try:
@@ -111,7 +111,7 @@ def run() -> None:
     except _MISTYPED as mistake:
         _show(mistake)
     except PillarboxError as error:
-        _end(error, str(error))
+        _end(error, str(error), _code(error))
     except OSError as error:
         written = error.filename is None
         _end(error, f"the output cannot be written: {error.strerror or error}" if written else _unexpected(error))
@@ -161,12 +161,18 @@ def _refuse_what_is_not_text() -> None:
             sys.exit(ExitCode.USAGE)
 
 
-def _end(error: Exception, line: str) -> NoReturn:
+def _code(error: PillarboxError) -> ExitCode:
+    """Tell what was typed or set wrong from what went wrong; a library that is missing was not typed."""
+    wrong = isinstance(error, ConfigError) and not isinstance(error, MissingExtra)
+    return ExitCode.USAGE if wrong else ExitCode.ERROR
+
+
+def _end(error: Exception, line: str, code: ExitCode = ExitCode.ERROR) -> NoReturn:
     if os.environ.get("PILLARBOX_DEBUG", "").lower() not in ("", "0", "f", "false", "n", "no", "off"):
         print(_without_typed_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     else:
         say(f"pillarbox: {_without_typed_secrets(line)}")
-    sys.exit(ExitCode.ERROR)
+    sys.exit(code)
 
 
 def _unexpected(error: Exception) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Json
+from pillarbox.cli.options import Json, empty_directory
 from pillarbox.demo import DEFAULT_EVENTS, run_demo
 
 
@@ -27,4 +27,4 @@ def demo(
 
     A shop, a relay, a broker and a consumer on this machine, judged at the end. Exits with 1 if a promise was broken.
     """
-    raise typer.Exit(run_demo(events, seed, keep, json))
+    raise typer.Exit(run_demo(events, seed, empty_directory(keep), json))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from pillarbox.admin import looking
+from pillarbox.admin.admin import Admin
 from pillarbox.cli import selection
 from pillarbox.cli.found import list_found, show_found
 from pillarbox.cli.options import Json, admin_of, with_settings
@@ -16,6 +18,10 @@ from pillarbox.settings import Settings
 
 app = typer.Typer(help="Look at events.", no_args_is_help=True, rich_markup_mode=None)
 POLL_SECONDS = 0.5
+All = Annotated[
+    bool,
+    typer.Option("--all", show_default="off", help="Look at every event, however long it takes."),
+]
 
 
 @app.command("list")
@@ -34,12 +40,13 @@ def list_(
         bool, typer.Option("--oldest-first", show_default="newest first", help="Begin with the oldest.")
     ] = False,
     limit: selection.Limit = 100,
+    all: All = False,
     settings: Settings,
     json: Json = False,
 ) -> None:
     """List events, the newest first.
 
-    Exits with 4 if there are none.
+    Where no index leads, 50,000 events are looked at, and it says so. Exits with 4 if there are none.
     """
     query = selection.select(
         status=status,
@@ -53,7 +60,7 @@ def list_(
         oldest_first=oldest_first,
         limit=limit,
     )
-    list_found(settings, query, json=json, none="events match")
+    list_found(settings, query, json=json, none="events match", all=all)
 
 
 @app.command()
@@ -92,17 +99,26 @@ def tail(
 
 async def _follow(settings: Settings, query: Query, last: int, json: bool) -> None:
     async with admin_of(settings) as admin:
-        newest = await admin.find(replace(query, limit=max(1, last)))
-        position = newest[0].position if newest else 0
-        _print_lines(list(reversed(newest))[-last:] if last else [], json)
+        position = await _end(admin)
+        before = (await admin.look_for(replace(query, limit=last))).records if last else []
+        _print_lines(list(reversed(before)), json)
+        position = max(position, before[0].position if before else 0)
         following = replace(query, newest_first=False, limit=1000)
         while True:
+            end = await _end(admin)
             records = await admin.find(replace(following, after=position))
             _print_lines(records, json)
             if records:
                 position = records[-1].position
             else:
+                position = max(position, end - looking.STRETCH)
                 await asyncio.sleep(POLL_SECONDS)
+
+
+async def _end(admin: Admin) -> int:
+    """Give the newest event's position."""
+    newest = await admin.find(Query(limit=1))
+    return newest[0].position if newest else 0
 
 
 def _print_lines(records: Sequence[Record], json: bool) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from pillarbox.admin import looking
 from pillarbox.cli.listing import print_listing
 from pillarbox.cli.options import admin_of
 from pillarbox.cli.output import (
@@ -12,6 +13,7 @@ from pillarbox.cli.output import (
     print_json,
     print_record,
     record_json,
+    say,
     whole_ids,
 )
 from pillarbox.ports import DeadGroup, Query, Record
@@ -23,13 +25,16 @@ SPARE = ("CREATED (UTC)", "TOPIC", "TRIES", "AGGREGATE")
 """What a very narrow one does without, in this order."""
 
 
-def list_found(settings: Settings, query: Query, *, json: bool, none: str) -> None:
-    """List the events that a query finds; without any, say that there are no `none`."""
-    records = find(settings, query)
+def list_found(settings: Settings, query: Query, *, json: bool, none: str, all: bool = True) -> None:
+    """List the events that a query finds, of all or of the stretch where it begins; without any, say that there are no
+    `none`."""
+    records, may_be_more = (find(settings, query), False) if all else _look_for(settings, query)
     if json:
         print_json([record_json(record) for record in records])
     elif records:
         _print_records(records)
+    if may_be_more:
+        say(f"looked at {looking.STRETCH:,} events and no further; --all looks at every one")
     if not records:
         raise nothing_matched(none)
 
@@ -73,6 +78,14 @@ def find(settings: Settings, query: Query) -> Sequence[Record]:
     async def look() -> Sequence[Record]:
         async with admin_of(settings) as admin:
             return await admin.find(query)
+
+    return asyncio.run(look())
+
+
+def _look_for(settings: Settings, query: Query) -> looking.Looked:
+    async def look() -> looking.Looked:
+        async with admin_of(settings) as admin:
+            return await admin.look_for(query)
 
     return asyncio.run(look())
 

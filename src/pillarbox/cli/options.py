@@ -17,7 +17,7 @@ from pillarbox.errors import ConfigError, SchemaMismatch
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
 from pillarbox.settings.urls import parse_url
-from pillarbox.wiring import open_admin
+from pillarbox.wiring import check_kinds, open_admin
 
 _MIGRATE = re.compile(r"`pillarbox migrate up[^`]*`|pillarbox migrate up(?: --(?:database|set) [^\s`,;]+)*")
 
@@ -78,6 +78,7 @@ def with_settings(
             flagged = {name: given.pop(name) for name in flags}
             try:
                 settings = _load(ctx, **flagged)
+                check_kinds(settings, *urls)
             except ConfigError as error:
                 if refused is None:
                     raise
@@ -150,6 +151,27 @@ def check_topic(topic: str) -> str:
     if len(topic) > LONGEST:
         raise typer.BadParameter(f"a topic's name has at most {LONGEST} characters, this one has {len(topic):,}")
     return topic
+
+
+def check_given_topic(topic: str | None) -> str | None:
+    """Refuse what no topic can be called, where one need not be named."""
+    return None if topic is None else check_topic(topic)
+
+
+def empty_directory(keep: Path | None) -> Path | None:
+    """Make the directory that is to keep the files of a run."""
+    if keep is None:
+        return None
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        problem = "is not empty" if any(keep.iterdir()) else None
+    except OSError as error:
+        problem = f"cannot be used: {error.strerror}"
+    if problem:
+        raise typer.BadParameter(
+            f"{keep} {problem}: name a directory that is empty, or that does not exist yet", param_hint="'--keep'"
+        )
+    return keep
 
 
 def refuse_memory(settings: Settings) -> None:

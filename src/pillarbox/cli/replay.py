@@ -10,7 +10,7 @@ import typer
 from pillarbox.admin.admin import COUNTED, Admin
 from pillarbox.admin.wording import command, counted
 from pillarbox.cli import selection
-from pillarbox.cli.options import DryRun, Json, Yes, admin_of, check_topic, with_settings
+from pillarbox.cli.options import DryRun, Json, Yes, admin_of, check_given_topic, with_settings
 from pillarbox.cli.output import ExitCode, confirmed, nothing_matched, print_json, print_line, say, whole_ids
 from pillarbox.cli.progress import bar, stopping
 from pillarbox.ports import Query, Replay
@@ -26,15 +26,14 @@ Again = Annotated[
 ]
 
 
-def check_other(topic: str | None) -> str | None:
-    """Refuse what no topic can be called."""
-    return None if topic is None else check_topic(topic)
-
-
 To = Annotated[
     str | None,
     typer.Option(
-        "--to", metavar="TOPIC", show_default="where it went", help="Another topic to send to.", callback=check_other
+        "--to",
+        metavar="TOPIC",
+        show_default="where it went",
+        help="Another topic to send to.",
+        callback=check_given_topic,
     ),
 ]
 Rate = Annotated[

@@ -5,9 +5,18 @@ from typing import Annotated, cast, get_args
 
 import typer
 
+from pillarbox.cli.options import check_given_topic
 from pillarbox.errors import ConfigError
 from pillarbox.ports import Query, Side, Status
 from pillarbox.settings.durations import parse_duration
+
+
+def _named(name: str | None) -> str | None:
+    """Refuse an empty name, mostly a variable that was not set: nothing is called so."""
+    if name == "":
+        raise typer.BadParameter("nothing has an empty name: leave it out, or give one")
+    return name
+
 
 EventId = Annotated[str, typer.Argument(metavar="ID", help="The event's id.")]
 Statuses = Annotated[
@@ -20,10 +29,18 @@ Statuses = Annotated[
     ),
 ]
 Type = Annotated[
-    str | None, typer.Option("--type", metavar="TYPE", show_default="every one", help="Only events of this type.")
+    str | None,
+    typer.Option("--type", metavar="TYPE", show_default="every one", help="Only events of this type.", callback=_named),
 ]
 OfTopic = Annotated[
-    str | None, typer.Option("--topic", metavar="TOPIC", show_default="every one", help="Only events of this topic.")
+    str | None,
+    typer.Option(
+        "--topic",
+        metavar="TOPIC",
+        show_default="every one",
+        help="Only events of this topic.",
+        callback=check_given_topic,
+    ),
 ]
 Aggregate = Annotated[
     str | None,
@@ -32,7 +49,13 @@ Aggregate = Annotated[
 Inbox = Annotated[bool, typer.Option("--inbox", show_default="off", help="What was received, not what was added.")]
 Consumer = Annotated[
     str | None,
-    typer.Option("--consumer", metavar="NAME", show_default="every one", help="Only this consumer's, with --inbox."),
+    typer.Option(
+        "--consumer",
+        metavar="NAME",
+        show_default="every one",
+        help="Only this consumer's, with --inbox.",
+        callback=_named,
+    ),
 ]
 Since = Annotated[
     str | None,

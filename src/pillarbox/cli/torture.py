@@ -5,9 +5,14 @@ from typing import Annotated
 
 import typer
 
-from pillarbox.cli.options import Json
+from pillarbox.cli.options import Json, empty_directory
+from pillarbox.settings import Settings
 from pillarbox.torture import run_torture
 from pillarbox.torture.faults import GROUPS
+from pillarbox.wiring import check_kinds
+
+LONGEST = 7 * 24 * 60.0
+"""A week of minutes."""
 
 
 def torture(
@@ -19,7 +24,9 @@ def torture(
         str | None,
         typer.Option("--broker", metavar="URL", show_default="a file of its own", help="Where events go."),
     ] = None,
-    minutes: Annotated[float, typer.Option("--minutes", metavar="N", min=0.1, help="How long faults strike.")] = 1.0,
+    minutes: Annotated[
+        float, typer.Option("--minutes", metavar="N", min=0.1, max=LONGEST, help="How long faults strike.")
+    ] = 1.0,
     seed: Annotated[
         int | None,
         typer.Option("--seed", metavar="S", show_default="another one each time", help="Repeat a run's choices."),
@@ -39,7 +46,8 @@ def torture(
     end. What was committed is compared with what the broker has and what was applied, by the writers' own logs.
     Exits with 1 if a promise was broken.
     """
-    raise typer.Exit(run_torture(database, broker, minutes, seed, _groups(faults), _empty(keep), json))
+    check_kinds(Settings(database=database, broker=broker), "database", "broker")
+    raise typer.Exit(run_torture(database, broker, minutes, seed, _groups(faults), empty_directory(keep), json))
 
 
 def _groups(faults: str) -> list[str]:
@@ -49,19 +57,3 @@ def _groups(faults: str) -> list[str]:
             f"{unknown[0]!r} is no kind of fault: they are {', '.join(GROUPS)}", param_hint="'--faults'"
         )
     return chosen
-
-
-def _empty(keep: Path | None) -> Path | None:
-    """Make the directory that is to keep the evidence."""
-    if keep is None:
-        return None
-    try:
-        keep.mkdir(parents=True, exist_ok=True)
-        problem = "is not empty" if any(keep.iterdir()) else None
-    except OSError as error:
-        problem = f"cannot be used: {error.strerror}"
-    if problem:
-        raise typer.BadParameter(
-            f"{keep} {problem}: name a directory that is empty, or that does not exist yet", param_hint="'--keep'"
-        )
-    return keep

@@ -33,9 +33,6 @@ def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
     """Run the demo; give the exit code."""
     console, errors = Console(), Console(stderr=True)
     seed = secrets.randbelow(1_000_000) if seed is None else seed
-    if keep is not None and (problem := _unusable(keep)):
-        errors.print(f"{problem}: name a directory that is empty, or that does not exist yet", soft_wrap=True)
-        return 2
     try:
         with _sigterm_interrupts(), _directory(keep) as directory:
             if not as_json:
@@ -44,15 +41,6 @@ def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
     except KeyboardInterrupt:
         errors.print("stopped; nothing is left running")
         return INTERRUPTED
-
-
-def _unusable(keep: Path) -> str | None:
-    """Make the directory; say why the demo cannot keep its files there."""
-    try:
-        keep.mkdir(parents=True, exist_ok=True)
-        return f"{keep} is not empty" if any(keep.iterdir()) else None
-    except OSError as error:
-        return f"{keep} cannot be used: {error.strerror}"
 
 
 def _run_in(

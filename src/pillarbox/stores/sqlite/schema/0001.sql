@@ -240,3 +240,60 @@ CREATE TABLE {prefix}meta (
 ) WITHOUT ROWID;
 INSERT INTO {prefix}lanes (lane, owner, epoch) VALUES (0, NULL, '');
 INSERT INTO {prefix}ticks (at, owner, last_id) VALUES (0, 'migrate', 0);   -- a lane without any tick is refused, never begun at zero
+
+-- Every event with its status, for people: those of the log and those of the archive. Fast by id, by event id, by
+-- aggregate, and for the newest or oldest few (ORDER BY id LIMIT). SQLite looks both halves up by index as long as each
+-- column has the same affinity in both: hence a coalesce with NULL around a plain column.
+CREATE VIEW {prefix}events AS
+SELECT e.id, e.event_id,
+       CASE WHEN e.id > e.place THEN 'pending' ELSE coalesce(k.state, 'published') END AS status,
+       e.event_type, e.topic, e.aggregate_type, e.aggregate_id, e.number,
+       coalesce(k.attempts, 0) AS attempts, coalesce(k.last_error, NULL) AS last_error, e.created_at,
+       CASE WHEN e.id <= e.place AND coalesce(k.state, 'published') = 'published' THEN coalesce(
+           k.settled_at,
+           -- The first tick that covers it; a detour's, unless it is the one that opened it: the main line's was before.
+           (SELECT CASE WHEN opened THEN NULL ELSE at END FROM {prefix}ticks
+            WHERE topic = e.topic AND last_id >= e.id ORDER BY last_id, n LIMIT 1),
+           (SELECT at FROM {prefix}ticks WHERE topic IS NULL AND last_id >= e.id ORDER BY last_id, n LIMIT 1))
+       END AS published_at,
+       CASE WHEN k.state IN ('retrying', 'delayed') THEN k.due_at END AS next_try_at,
+       CASE WHEN k.state = 'blocked' THEN (
+           SELECT head.event_id FROM {prefix}parked head
+           WHERE head.line = k.line AND head.line IS NOT NULL AND head.state IN ('retrying', 'blocked', 'dead')
+           ORDER BY head.id LIMIT 1) END AS blocked_by,
+       e.occurred_at, e.available_at, e.idempotency_key, e.content_type, e.headers,
+       CASE WHEN k.id IS NULL THEN e.payload ELSE k.payload END AS payload,   -- in the parking lot it may have been edited
+       CASE WHEN k.id IS NULL THEN e.body ELSE k.body END AS body,
+       k.id AS parked_id,
+       CASE WHEN k.id IS NOT NULL AND (k.payload IS NOT e.payload OR k.body IS NOT e.body) THEN e.payload END AS original,
+       CASE WHEN k.id IS NOT NULL AND (k.payload IS NOT e.payload OR k.body IS NOT e.body) THEN e.body END AS original_body
+FROM (
+    -- A detour that is closed still counts until the main line has passed the place where they met.
+    SELECT o.*, coalesce(
+        (SELECT CASE WHEN NOT t.closed OR t.last_id > (
+                    SELECT last_id FROM {prefix}ticks WHERE topic IS NULL ORDER BY n DESC LIMIT 1) THEN t.last_id END
+         FROM {prefix}ticks t WHERE t.topic = o.topic ORDER BY t.n DESC LIMIT 1),
+        (SELECT last_id FROM {prefix}ticks WHERE topic IS NULL ORDER BY n DESC LIMIT 1)) AS place
+    FROM {prefix}outbox o) e
+-- A replay that waits or is done leaves its event as it was: published. One that failed is shown.
+LEFT JOIN {prefix}parked k ON k.id = (
+    SELECT max(n.id) FROM {prefix}parked n
+    WHERE n.position = e.id AND NOT (n.replay IS NOT NULL AND n.state IN ('delayed', 'published', 'dropped')))
+UNION ALL
+SELECT e.id, e.event_id, coalesce(k.state, e.status), e.event_type, e.topic, e.aggregate_type, e.aggregate_id, e.number,
+       coalesce(k.attempts, e.attempts), coalesce(k.last_error, e.last_error), e.created_at,
+       CASE WHEN coalesce(k.state, e.status) = 'published' THEN coalesce(k.settled_at, e.published_at) END,
+       CASE WHEN k.state IN ('retrying', 'delayed') THEN k.due_at END,
+       CASE WHEN k.state = 'blocked' THEN (
+           SELECT head.event_id FROM {prefix}parked head
+           WHERE head.line = k.line AND head.line IS NOT NULL AND head.state IN ('retrying', 'blocked', 'dead')
+           ORDER BY head.id LIMIT 1) END,
+       e.occurred_at, e.available_at, e.idempotency_key, e.content_type, e.headers,
+       CASE WHEN k.id IS NULL THEN e.payload ELSE k.payload END, CASE WHEN k.id IS NULL THEN e.body ELSE k.body END,
+       k.id,
+       CASE WHEN k.id IS NOT NULL AND (k.payload IS NOT e.payload OR k.body IS NOT e.body) THEN e.payload END,
+       CASE WHEN k.id IS NOT NULL AND (k.payload IS NOT e.payload OR k.body IS NOT e.body) THEN e.body END
+FROM {prefix}archive e
+LEFT JOIN {prefix}parked k ON k.id = (
+    SELECT max(n.id) FROM {prefix}parked n
+    WHERE n.position = e.id AND NOT (n.replay IS NOT NULL AND n.state IN ('delayed', 'published', 'dropped')));
