@@ -7,7 +7,8 @@ import typer
 
 from pillarbox.cli.options import Json
 from pillarbox.torture import run_torture
-from pillarbox.torture.faults import GROUPS
+from pillarbox.torture.directory import unusable
+from pillarbox.torture.faults import GROUPS, groups_of
 
 
 def torture(
@@ -25,7 +26,7 @@ def torture(
         typer.Option("--seed", metavar="S", show_default="another one each time", help="Repeat a run's choices."),
     ] = None,
     faults: Annotated[
-        str, typer.Option("--faults", metavar="KINDS", help="Which kinds of faults, with commas between.")
+        str, typer.Option("--faults", metavar="KINDS", help="Which kinds of faults, with commas between; or none.")
     ] = ",".join(GROUPS),
     keep: Annotated[
         Path | None,
@@ -43,25 +44,13 @@ def torture(
 
 
 def _groups(faults: str) -> list[str]:
-    chosen = [word.strip() for word in faults.split(",") if word.strip()]
-    if unknown := [word for word in chosen if word not in GROUPS]:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} is no kind of fault: they are {', '.join(GROUPS)}", param_hint="'--faults'"
-        )
-    return chosen
+    try:
+        return groups_of(faults)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--faults'") from error
 
 
 def _empty(keep: Path | None) -> Path | None:
-    """Make the directory that is to keep the evidence."""
-    if keep is None:
-        return None
-    try:
-        keep.mkdir(parents=True, exist_ok=True)
-        problem = "is not empty" if any(keep.iterdir()) else None
-    except OSError as error:
-        problem = f"cannot be used: {error.strerror}"
-    if problem:
-        raise typer.BadParameter(
-            f"{keep} {problem}: name a directory that is empty, or that does not exist yet", param_hint="'--keep'"
-        )
+    if keep is not None and (problem := unusable(keep)):
+        raise typer.BadParameter(problem, param_hint="'--keep'")
     return keep
