@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from pillarbox.torture.cast import Member
+from pillarbox.torture.faults import GROUPS
 from pillarbox.torture.processes import Processes
+from pillarbox.torture.stage import GivenServers, offered
 from servers.postgres import Postgres
+from tests.conftest import skip_unless_ours
 
 
 def torture(*words: str, timeout: float = 170) -> "subprocess.CompletedProcess[str]":
@@ -34,31 +37,77 @@ def test_on_files_of_its_own_every_promise_holds(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "kept" / "latency.svg").read_text()
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", ["8", None])
-def test_for_a_minute_on_files_of_its_own_every_promise_holds(seed: str | None) -> None:
-    held(torture("--minutes", "1", "--json", *(["--seed", seed] if seed else []), timeout=500))
+@pytest.mark.timeout(180)
+def test_without_a_fault_nothing_is_repeated_and_every_counter_has_counted_everything(tmp_path: Path) -> None:
+    said = held(torture("--minutes", "0.1", "--seed", "4", "--faults", "none", "--json", "--keep", str(tmp_path / "k")))
+    assert said["fault_log"] == []
+    assert said["questions"]["C4"]["seen"] == "0 copies of at most 0"
+    assert said["questions"]["C8"]["seen"].endswith("metrics of 6 processes")
+    assert json.loads((tmp_path / "k" / "facts.json").read_text())["counts_are_whole"] == ["relays", "consumers"]
+    assert sum(one["published_total"] for one in said["metrics"]["relays"]) == said["published"] > 100
+
+
+def on_servers_of_its_own(*words: str, timeout: float = 500) -> dict[str, Any]:
+    command = [sys.executable, "-m", "servers.torture", "--json", *words]
+    return held(subprocess.run(command, capture_output=True, text=True, timeout=timeout))
+
+
+@pytest.mark.timeout(300)
+def test_on_servers_that_are_killed_and_fail_over_every_promise_holds(record_property: Any) -> None:
+    skip_unless_ours()
+    words = ["--broker", "redis", "--minutes", "0.4", "--seed", "3", "--failover"]
+    said = on_servers_of_its_own(*words, timeout=250)
+    record_property("says", {name: said[name] for name in ("committed", "copies", "lost_by_failover", "faults")})
+    assert said["committed"] > 500
+    assert "kill the database" in {one["fault"] for one in said["fault_log"]}
+
+
+SEEDS = {"fixed": ["--seed", "8"], "fresh": []}
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", ["8", None])
-def test_for_a_minute_on_postgresql_every_promise_holds_and_nothing_is_left(
-    seed: str | None, own_postgres: Any, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("where", "seed"),
+    [
+        (["--broker", "kafka", "--postgres", "15", "--failover"], "fixed"),
+        (["--broker", "kafka", "--postgres", "18"], "fresh"),
+        (["--broker", "redis", "--postgres", "17"], "fixed"),
+        (["--broker", "redis", "--postgres", "15", "--failover"], "fresh"),
+        (["--broker", "embedded"], "fixed"),
+        (["--broker", "embedded"], "fresh"),
+        (["--broker", "nats", "--postgres", "17"], "fresh"),
+        (["--broker", "rabbitmq", "--postgres", "18"], "fresh"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value).replace("--", ""),
+)
+def test_for_a_minute_every_promise_holds(where: list[str], seed: str, record_property: Any) -> None:
+    if "embedded" not in where:
+        skip_unless_ours()
+    said = on_servers_of_its_own(*where, "--minutes", "1", *SEEDS[seed])
+    names = ("repeat_with", "committed", "copies", "dead_letters", "lost_by_failover", "faults", "latency_seconds")
+    record_property("says", {name: said[name] for name in names})
+    assert said["committed"] > 1_000
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_on_somebodys_postgresql_nothing_is_left(own_postgres: Any, tmp_path: Path) -> None:
     server: Postgres = own_postgres("15")
     server.create_database("shop")
     where = ["--database", server.url("shop"), "--broker", f"sqlite:///{tmp_path}/stream.db"]
-    said = held(torture("--minutes", "1", "--json", *where, *(["--seed", seed] if seed else []), timeout=500))
-    assert said["committed"] > 1_000
+    said = held(torture("--minutes", "0.2", "--seed", "8", "--json", *where))
+    assert said["committed"] > 100
+    assert {one["fault"] for one in said["fault_log"]} <= offered(
+        GivenServers(server.url("shop"), None, tmp_path), GROUPS
+    )
     assert server.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'pillarbox_torture'", "shop") == []
 
 
 def test_a_loss_is_found_and_the_command_that_repeats_it_is_named(tmp_path: Path) -> None:
     """What the broker loses, a consumer never sees: a message is taken out of its file as the run goes on."""
     thief = (
-        "import sys\nfrom pillarbox.torture import taps\n"
+        "import sys\nfrom pillarbox.torture.taps import sqlite as taps\n"
         "messages = taps.SqliteTap.messages\n"
         "taps.SqliteTap.messages = lambda self, topics: list(messages(self, topics))[:-1]\n"
         "sys.argv = ['pillarbox', 'torture', '--minutes', '0.1', '--seed', '5', '--faults', 'relay']\n"
@@ -91,7 +140,10 @@ def test_a_database_or_a_broker_that_it_cannot_use_is_refused(tmp_path: Path) ->
     there.touch()
     for flag, url, says in (
         ("--database", f"sqlite:///{there}", "is there already: the torture makes a file of its own"),
-        ("--broker", "https://example.org/hook", "the torture has no tap for https: yet"),
+        ("--broker", "https://example.org/hook", "a webhook cannot be tortured: nobody consumes from it"),
+        ("--broker", "mqtt://host", "the torture has no tap for mqtt: it knows sqlite:, redis:"),
+        ("--broker", "rabbitmq://host/?exchange=shop", "end the URL in ?exchange=pillarbox-torture"),
+        ("--broker", "nats://host?stream=SHOP", "reads NATS without options"),
     ):
         done = torture(flag, url)
         assert (done.returncode, done.stdout) == (1, "")

@@ -12,6 +12,7 @@ from pillarbox.settings import RelaySettings, Settings
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.wiring import Relay
 from servers.postgres import Postgres
+from servers.postgres_pair import Pair
 from tests.conftest import EVERY_POSTGRES, installed, skip_unless_ours
 from tests.integration.postgres_world import (
     MEMORY_UNCHECKED,
@@ -19,7 +20,6 @@ from tests.integration.postgres_world import (
     QUIET,
     TOKENS_UNCHECKED,
     Mutant,
-    Pair,
     SlowRelay,
     add,
     burn,

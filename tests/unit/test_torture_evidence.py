@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from pillarbox.torture.evidence import counts, judge, latencies, main, read
+from pillarbox.torture.evidence import copies_after, counts, latencies, read
+from pillarbox.torture.judge import judge, main
 
 Lists = dict[str, list[dict[str, Any]]]
 
@@ -18,17 +19,23 @@ def event(id: str, account: int, version: int, **more: Any) -> dict[str, Any]:
     return {"id": id, "version": version, "headers": headers, **says, **more}
 
 
+def fault(name: str, began: float, *, ended: float | None = None) -> dict[str, Any]:
+    at = {"began_at": began, "ended_at": ended or began, "lasts": (ended or began) - began}
+    return {"at": began - 100.0, "fault": name, **at}
+
+
 def sound() -> tuple[Lists, dict[str, Any]]:
-    """Two accounts, one change rolled back, one copy after a kill, and one event that no handler survived."""
+    """Two accounts, one change rolled back, one copy after a kill, one event that no handler survived, and one that no
+    broker takes."""
     a1, a2, b1 = event("a1", 1, 1), event("a2", 1, 2), event("b1", 2, 1)
-    dead = event("d1", 9, 1, type="Deadly", fate="dead letter")
+    dead, refused = event("d1", 9, 1, type="Deadly", fate="dead letter"), event("r1", 8, 1, fate="refused")
     lists: Lists = {
         "intents/writer-0": [
-            {"change": "0-1", "events": [a1, b1]},
+            {"change": "0-1", "at": 100.9, "events": [a1, b1]},
             {"change": "0-1", "outcome": "done", "at": 101.0},
             {"change": "0-2", "events": [event("x1", 1, 2)]},
             {"change": "0-2", "outcome": "rolled back", "at": 102.0},
-            {"change": "0-3", "events": [a2, dead]},
+            {"change": "0-3", "events": [a2, dead, refused]},
         ],
         "journal": [{"change": "0-1"}, {"change": "0-3"}],
         "wire": [{**one, "at": 101.5} for one in (a1, b1, a1, a2, dead)],
@@ -37,13 +44,22 @@ def sound() -> tuple[Lists, dict[str, Any]]:
         ],
         "statuses": [
             *({"side": "outbox", "id": id, "status": "published"} for id in ("a1", "a2", "b1", "d1")),
+            {"side": "outbox", "id": "r1", "status": "dead"},
             {"side": "inbox", "id": "d1", "status": "dead"},
         ],
     }  # fmt: skip
     facts = {
-        "seed": 1, "seconds": 60, "began_at": 100.0, "faults": [{"at": 1.0, "fault": "kill a relay", "lasts": 0.0}],
-        "rest_seconds": 2.0, "most_copies": 300, "copies_come_from": {"relays that died": 300}, "prunes": False,
-        "told": {"pending": 0, "dead": 0}, "tables": {"pending": 0, "dead": 0}, "words": [], "servers": [],
+        "seed": 1, "seconds": 60, "began_at": 100.0, "faults": [fault("kill a relay", 101.0)],
+        "rest_seconds": 2.0, "most_copies": 300, "copies_come_from": {"relays that died": 300}, "replayed": 0,
+        "told": {"pending": 0, "dead": 1}, "tables": {"pending": 0, "dead": 1}, "words": [], "servers": [],
+        "repeat": ["kill a relay"], "counts_are_whole": ["consumers"],
+        "metrics": {
+            "relays": [
+                {"process": f"relay-{n}", "pending_events": 0.0, "dead_events": 1.0, "published_total": 1.0 + n}
+                for n in (1, 2)
+            ],
+            "consumers": [{"process": f"consumer-{n}", "inbox_total handled": 1.0 + n} for n in (0, 1)],
+        },
     }  # fmt: skip
     return lists, facts
 
@@ -67,9 +83,11 @@ def test_sound_evidence_holds(tmp_path: Path) -> None:
     assert broken(tmp_path) == []
     assert main(str(tmp_path)) == 0
     assert counts(read(tmp_path)) == {
-        "committed": 4, "rolled_back": 1, "published": 4, "copies": 1, "applied": 3, "dead_letters": 1, "faults": 1,
+        "committed": 5, "rolled_back": 1, "published": 4, "copies": 1, "applied": 3, "dead_letters": 2,
+        "lost_by_failover": 0, "faults": 1,
     }  # fmt: skip
     assert latencies(read(tmp_path)) == [(1.0, 0.5), (1.0, 0.5)]
+    assert copies_after(read(tmp_path)) == {"kill a relay": 1}
 
 
 def _without(name: str, id: str) -> Callable[[Lists, dict[str, Any]], None]:
@@ -132,6 +150,42 @@ def _tell_other_figures(lists: Lists, facts: dict[str, Any]) -> None:
     facts["told"]["pending"] = 1
 
 
+def _publish_what_no_broker_takes(lists: Lists, facts: dict[str, Any]) -> None:
+    lists["wire"].append({**event("r1", 8, 1), "at": 103.0})
+
+
+def _forget_a_refusal(lists: Lists, facts: dict[str, Any]) -> None:
+    next(one for one in lists["statuses"] if one["id"] == "r1")["status"] = "published"
+
+
+def _gauge(name: str) -> Callable[[Lists, dict[str, Any]], None]:
+    def plant(lists: Lists, facts: dict[str, Any]) -> None:
+        facts["metrics"]["relays"][1][name] += 1
+
+    return plant
+
+
+def _count(who: str, name: str, by: int) -> Callable[[Lists, dict[str, Any]], None]:
+    def plant(lists: Lists, facts: dict[str, Any]) -> None:
+        facts["metrics"][who][0][name] += by
+
+    return plant
+
+
+def _say_nothing(lists: Lists, facts: dict[str, Any]) -> None:
+    facts["metrics"]["relays"][0] = {"process": "relay-1"}
+
+
+def _count_too_few(lists: Lists, facts: dict[str, Any]) -> None:
+    facts["counts_are_whole"] = ["relays", "consumers"]
+    facts["metrics"]["relays"][0] |= {"published_total": 0.0, "dead_total": 1.0}
+
+
+def _count_no_death(lists: Lists, facts: dict[str, Any]) -> None:
+    facts["counts_are_whole"] = ["relays"]
+    facts["metrics"]["relays"][0] |= {"published_total": 1.0, "dead_total": 0.0}
+
+
 def _contradict(lists: Lists, facts: dict[str, Any]) -> None:
     lists["journal"].append({"change": "0-2"})
 
@@ -142,7 +196,11 @@ def _contradict(lists: Lists, facts: dict[str, Any]) -> None:
         ("C1", _lose), ("C2", _invent), ("C3", _reorder), ("C4", _repeat), ("C5", _apply_twice),
         ("C5", _apply_out_of_order), ("C6", _change_payload), ("C6", _change_headers), ("C7", _never_rest),
         ("C7", _rest_late), ("C8", _leave_pending), ("C8", _say_twice), ("C8", _tell_other_figures),
-        ("C8", _without("statuses", "a1")), ("C9", _contradict),
+        ("C8", _without("statuses", "a1")), ("C2", _publish_what_no_broker_takes), ("C8", _forget_a_refusal),
+        ("C8", _gauge("pending_events")), ("C8", _gauge("dead_events")), ("C8", _say_nothing),
+        ("C8", _count("relays", "published_total", 1)), ("C8", _count("consumers", "inbox_total handled", 1)),
+        ("C8", _count("consumers", "inbox_total handled", -1)), ("C8", _count_too_few), ("C8", _count_no_death),
+        ("C9", _contradict),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_found(
@@ -164,5 +222,63 @@ def test_a_list_that_was_cut_off_proves_nothing(cut: str, tmp_path: Path) -> Non
 def test_what_was_pruned_has_no_status_any_more(tmp_path: Path) -> None:
     lists, facts = sound()
     _without("statuses", "a1")(lists, facts)
-    write(tmp_path, lists, {**facts, "prunes": True})
+    write(tmp_path, lists, {**facts, "faults": [*facts["faults"], fault("prune", 105.0)]})
     assert broken(tmp_path) == []
+
+
+def test_where_nobody_was_started_again_counters_have_counted_everything(tmp_path: Path) -> None:
+    lists, facts = sound()
+    relays = [
+        {**one, "published_total": 2.0 + n, "dead_total": 1.0 - n} for n, one in enumerate(facts["metrics"]["relays"])
+    ]
+    facts |= {"metrics": {**facts["metrics"], "relays": relays}, "counts_are_whole": ["relays"], "replayed": 1}
+    write(tmp_path, lists, facts)
+    assert broken(tmp_path) == []
+
+
+def test_without_metrics_the_figures_are_compared_and_that_is_said(tmp_path: Path) -> None:
+    lists, facts = sound()
+    facts["metrics"] = {"relays": [{"process": "relay-1"}], "consumers": []}
+    write(tmp_path, lists, facts)
+    assert broken(tmp_path) == []
+    assert "metrics of 0 processes" in next(one.seen for one in judge(read(tmp_path)) if one.question == "C8")
+
+
+def failed_over(**change: Any) -> tuple[Lists, dict[str, Any]]:
+    """A standby was cut off at 110, took over at 112, and lacks a change that its writer heard of at 111."""
+    lists, facts = sound()
+    lost = event("f1", 2, 2)
+    lists["intents/writer-0"] += [
+        {"change": "0-4", "at": 110.9, "events": [lost], **change},
+        {"change": "0-4", "outcome": "done", "at": 111.0},
+    ]
+    lists["wire"].append({**lost, "at": 111.1})
+    facts["faults"].append(fault("fail over", 110.0, ended=112.0))
+    return lists, facts
+
+
+def test_what_a_failover_lost_is_a_phantom_that_is_listed_apart(tmp_path: Path) -> None:
+    write(tmp_path, *failed_over())
+    assert broken(tmp_path) == []
+    assert counts(read(tmp_path))["lost_by_failover"] == 1
+    seen = next(one.seen for one in judge(read(tmp_path)) if one.question == "C2")
+    assert seen == "0 phantom; apart from 1 of commits that the failover lost"
+
+
+@pytest.mark.parametrize(
+    ("at", "done"),
+    [(104.0, 105.0), (112.5, 113.0)],
+    ids=["before the standby was cut off", "after it took over"],
+)
+def test_what_is_lost_at_another_time_is_no_failovers_doing(at: float, done: float, tmp_path: Path) -> None:
+    lists, facts = failed_over(at=at)
+    lists["intents/writer-0"][-1]["at"] = done
+    write(tmp_path, lists, facts)
+    assert "C9" in broken(tmp_path)
+
+
+def test_what_was_rolled_back_is_a_phantom_in_a_failover_too(tmp_path: Path) -> None:
+    lists, facts = failed_over()
+    lists["intents/writer-0"][-1]["outcome"] = "rolled back"
+    write(tmp_path, lists, facts)
+    assert broken(tmp_path) == ["C2"]

@@ -1,7 +1,12 @@
 """The plan of a torture: by seed, each kind once before others come twice, nothing that cannot be made."""
 
-from pillarbox.torture.faults import GROUPS, KINDS, named, plan
-from pillarbox.torture.stage import ANYWHERE
+from pathlib import Path
+
+import pytest
+
+from pillarbox.torture import clocks
+from pillarbox.torture.faults import FAILOVER, GROUPS, KINDS, groups_of, named, plan
+from pillarbox.torture.stage import ANYWHERE, GivenServers, left_out, offered
 
 ALL = named(GROUPS)
 
@@ -30,3 +35,37 @@ def test_faults_strike_in_order_and_not_at_the_end() -> None:
 def test_a_fault_lasts_as_long_as_its_kind_says() -> None:
     lasts = {kind.name: kind.lasts for kind in KINDS}
     assert all(strike.lasts in lasts[strike.name] for strike in plan(9, 600, ALL))
+
+
+def test_a_standby_takes_over_once_and_not_again() -> None:
+    names = [strike.name for strike in plan(2, 600, ALL)]
+    assert names.count(FAILOVER) == 1
+    assert [strike.name for strike in plan(2, 600, [FAILOVER])] == [FAILOVER]
+
+
+def test_groups_are_read_by_name() -> None:
+    assert groups_of("relay, admin") == ["relay", "admin"]
+    assert groups_of("none") == []
+    with pytest.raises(ValueError, match="'flood' is no kind of fault: they are relay, consumer"):
+        groups_of("relay,flood")
+
+
+def test_what_cannot_be_made_on_servers_of_somebody_else_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clocks, "LIBRARIES", ())
+    stage = GivenServers("postgresql://host/shop", None, tmp_path)
+    assert offered(stage, GROUPS) == ANYWHERE
+    assert left_out(stage, GROUPS) == [
+        "left out, because these servers are not ours: faults of database, broker, network",
+        "left out: faults of clock: libfaketime is not installed (Debian's package faketime)",
+    ]
+    assert left_out(stage, ["relay", "admin"]) == []
+
+
+def test_clocks_of_relays_can_be_set_on_anybodys_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks, "LIBRARIES", (tmp_path / "libfaketime.so.1",))
+    assert offered(GivenServers("postgresql://host/shop", None, tmp_path), ["clock"]) == named({"clock"})
+    assert left_out(GivenServers(None, None, tmp_path), ["clock"]) == [
+        "left out: faults of clock: whoever uses a file of SQLite is on one machine, which has one clock"
+    ]

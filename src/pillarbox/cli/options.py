@@ -17,6 +17,7 @@ from pillarbox.errors import ConfigError, SchemaMismatch
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
 from pillarbox.settings.urls import parse_url
+from pillarbox.torture.directory import unusable
 from pillarbox.wiring import check_kinds, open_admin
 
 _MIGRATE = re.compile(r"`pillarbox migrate up[^`]*`|pillarbox migrate up(?: --(?:database|set) [^\s`,;]+)*")
@@ -160,17 +161,8 @@ def check_given_topic(topic: str | None) -> str | None:
 
 def empty_directory(keep: Path | None) -> Path | None:
     """Make the directory that is to keep the files of a run."""
-    if keep is None:
-        return None
-    try:
-        keep.mkdir(parents=True, exist_ok=True)
-        problem = "is not empty" if any(keep.iterdir()) else None
-    except OSError as error:
-        problem = f"cannot be used: {error.strerror}"
-    if problem:
-        raise typer.BadParameter(
-            f"{keep} {problem}: name a directory that is empty, or that does not exist yet", param_hint="'--keep'"
-        )
+    if keep is not None and (problem := unusable(keep)):
+        raise typer.BadParameter(problem, param_hint="'--keep'")
     return keep
 
 

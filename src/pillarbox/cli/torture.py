@@ -8,7 +8,7 @@ import typer
 from pillarbox.cli.options import Json, empty_directory
 from pillarbox.settings import Settings
 from pillarbox.torture import run_torture
-from pillarbox.torture.faults import GROUPS
+from pillarbox.torture.faults import GROUPS, groups_of
 from pillarbox.wiring import check_kinds
 
 LONGEST = 7 * 24 * 60.0
@@ -32,7 +32,7 @@ def torture(
         typer.Option("--seed", metavar="S", show_default="another one each time", help="Repeat a run's choices."),
     ] = None,
     faults: Annotated[
-        str, typer.Option("--faults", metavar="KINDS", help="Which kinds of faults, with commas between.")
+        str, typer.Option("--faults", metavar="KINDS", help="Which kinds of faults, with commas between; or none.")
     ] = ",".join(GROUPS),
     keep: Annotated[
         Path | None,
@@ -51,9 +51,7 @@ def torture(
 
 
 def _groups(faults: str) -> list[str]:
-    chosen = [word.strip() for word in faults.split(",") if word.strip()]
-    if unknown := [word for word in chosen if word not in GROUPS]:
-        raise typer.BadParameter(
-            f"{unknown[0]!r} is no kind of fault: they are {', '.join(GROUPS)}", param_hint="'--faults'"
-        )
-    return chosen
+    try:
+        return groups_of(faults)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--faults'") from error

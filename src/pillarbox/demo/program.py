@@ -7,7 +7,6 @@ import shutil
 import signal
 import sqlite3
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from rich.table import Table
 from pillarbox.demo.story import Kill, Story, TimeIsUp, sqlite_url
 from pillarbox.demo.view import open_view
 from pillarbox.torture.checker import Report, check, read
+from pillarbox.torture.directory import open_directory
 from pillarbox.torture.processes import ProcessFailed
 
 KILLS_EACH = 2
@@ -34,7 +34,7 @@ def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
     console, errors = Console(), Console(stderr=True)
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     try:
-        with _sigterm_interrupts(), _directory(keep) as directory:
+        with _sigterm_interrupts(), open_directory(keep, "demo") as directory:
             if not as_json:
                 console.print(f"{events:,} events, seed {seed}, in {directory}", highlight=False, soft_wrap=True)
             return _run_in(directory, events, seed, keep, as_json, console, errors)
@@ -118,15 +118,6 @@ def _commands(directory: Path) -> str:
             f"  {shlex.quote(sys.executable)} -m pillarbox.torture.checker {shlex.quote(str(directory))}",
         ]
     )
-
-
-@contextmanager
-def _directory(keep: Path | None) -> Iterator[Path]:
-    if keep is not None:
-        yield keep.resolve()
-        return
-    with tempfile.TemporaryDirectory(prefix="pillarbox-demo-") as name:
-        yield Path(name).resolve()
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class Bank(Protocol):
     def connect(self) -> Any: ...
     def begin(self, connection: Any, *, durable: bool) -> None: ...
     def run(self, connection: Any, sql: str, *parameters: object) -> list[tuple[Any, ...]]: ...
-    def outbox(self, topic: str) -> Any: ...
+    def outbox(self, topic: str, max_payload: int) -> Any: ...
     def inbox(self, consumer: str) -> Any: ...
     def make(self, writers: int, *, business: bool, ledger: bool) -> None: ...
     def drop(self) -> None:
@@ -71,10 +71,10 @@ class SqliteBank:
         rows: list[tuple[Any, ...]] = connection.execute(sql.format(p="").replace("%s", "?"), parameters).fetchall()
         return rows
 
-    def outbox(self, topic: str) -> Any:
+    def outbox(self, topic: str, max_payload: int) -> Any:
         from pillarbox.dbapi import Outbox
 
-        return Outbox(topic=topic)
+        return Outbox(topic=topic, max_payload=max_payload)
 
     def inbox(self, consumer: str) -> Any:
         from pillarbox.dbapi import Inbox
@@ -119,10 +119,10 @@ class PostgresBank:
         cursor = connection.execute(sql.format(p=f"{SCHEMA}."), parameters or None)
         return cursor.fetchall() if cursor.description else []
 
-    def outbox(self, topic: str) -> Any:
+    def outbox(self, topic: str, max_payload: int) -> Any:
         from pillarbox.psycopg import Outbox
 
-        return Outbox(schema=SCHEMA, topic=topic)
+        return Outbox(schema=SCHEMA, topic=topic, max_payload=max_payload)
 
     def inbox(self, consumer: str) -> Any:
         from pillarbox.psycopg import Inbox

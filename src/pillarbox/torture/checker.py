@@ -161,6 +161,8 @@ class Change(NamedTuple):
     id: str
     events: Sequence[Mapping[str, Any]]
     outcome: str | None
+    at: float | None = None
+    """When the intent was written, if the writer says so."""
 
 
 def read(directory: Path, *, consumer: bool = True) -> History:
@@ -187,8 +189,7 @@ def _read_intents(directory: Path, unsound: list[str]) -> Iterator[Change]:
 
 
 def _read_intent_log(log: Path, unsound: list[str]) -> Iterator[Change]:
-    intents: dict[str, Sequence[Mapping[str, Any]]] = {}
-    outcomes: dict[str, str] = {}
+    entries: list[tuple[int, Mapping[str, Any]]] = []
     *lines, torn = log.read_bytes().split(b"\n")
     # A writer that dies may leave half a line at the end. An intent like that was not committed: the commit comes after
     # it. An outcome like that is unknown. In both cases the journal knows.
@@ -196,19 +197,30 @@ def _read_intent_log(log: Path, unsound: list[str]) -> Iterator[Change]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-            change = entry["change"]
-            if "outcome" in entry:
-                outcomes[change] = entry["outcome"]
-            elif change in intents:
-                unsound.append(f"{log.name}, line {number}: the change {change} was written down before")
-            else:
-                intents[change] = entry["events"]
+            entry["change"], entry["outcome"] if "outcome" in entry else entry["events"]
         except (ValueError, KeyError, TypeError):
             unsound.append(f"{log.name}, line {number} cannot be read: {line[:80]!r}")
+        else:
+            entries.append((number, entry))
+    yield from changes_in(entries, log.name, unsound)
+
+
+def changes_in(entries: Iterable[tuple[int, Mapping[str, Any]]], log: str, unsound: list[str]) -> Iterator[Change]:
+    """Bring intents and outcomes of one log together; each entry comes with the number of its line."""
+    intents: dict[str, Mapping[str, Any]] = {}
+    outcomes: dict[str, str] = {}
+    for number, entry in entries:
+        change = entry["change"]
+        if "outcome" in entry:
+            outcomes[change] = entry["outcome"]
+        elif change in intents:
+            unsound.append(f"{log}, line {number}: the change {change} was written down before")
+        else:
+            intents[change] = entry
     orphans = sorted(outcomes.keys() - intents.keys())
-    unsound.extend(f"{log.name} has an outcome of the change {change}, but no intent" for change in orphans)
-    for change, events in intents.items():
-        yield Change(change, events, outcomes.get(change))
+    unsound.extend(f"{log} has an outcome of the change {change}, but no intent" for change in orphans)
+    for change, intent in intents.items():
+        yield Change(change, intent["events"], outcomes.get(change), intent.get("at"))
 
 
 def resolve(

@@ -9,10 +9,15 @@ PUBLISH_TIMEOUT = 2.0
 """Seconds; short, so that much happens in a short run."""
 QUIET = 2.0, 0.1
 """Nothing strikes in the first seconds, nor in the last part of the time."""
+FAILOVER = "fail over"
+"""It lasts for as long as the standby is cut off from what is committed; then the standby takes over."""
+TOO_LARGE, UNROUTABLE, DEADLY = "too large", "unroutable", "deadly"
+"""What is poison: events that a broker refuses for good, and one whose handler kills its process."""
 
 
 class Kind(NamedTuple):
-    """A kind of fault. It lasts for one of these times, in seconds; how often it comes is relative to the others."""
+    """A kind of fault. It lasts for one of these times, in seconds; how often it comes is relative to the others, and 0
+    is once in a run."""
 
     group: str
     name: str
@@ -32,7 +37,10 @@ KINDS = (
     Kind("database", "hold a write transaction", 1, (5.0, 10.0)),
     Kind("database", "hold a snapshot", 1, (5.0, 15.0)),
     Kind("database", "restart the pooler", 1),
+    Kind("database", "kill the ledger's database", 1),
+    Kind("database", FAILOVER, 0, (1.0, 3.0)),
     Kind("broker", "kill the broker", 2, (0.0, 1.0, 4.0)),
+    Kind("broker", "flush the hint", 2),
     Kind("network", "cut the way to the database", 2, (0.5, 2.0, 5.0)),
     Kind("network", "cut the way to the broker", 2, (0.5, 2.0, 5.0)),
     Kind("network", "reset connections to the broker", 3, (0.1, 1.0)),
@@ -68,12 +76,20 @@ def _strikes(chance: Random, seconds: float, kinds: Sequence[Kind], every: float
     first, share = QUIET
     at, end = min(first, seconds * share), seconds * (1 - share)
     # Each kind once, then by how often it comes: in a short run too, none is forgotten before others come twice.
-    coming = chance.sample(kinds, len(kinds))
-    while (at := at + chance.uniform(0.3, 1.7) * every) < end:
-        [kind] = [coming.pop()] if coming else chance.choices(kinds, [kind.often for kind in kinds])
+    coming, again = chance.sample(kinds, len(kinds)), [kind for kind in kinds if kind.often]
+    while (at := at + chance.uniform(0.3, 1.7) * every) < end and (coming or again):
+        [kind] = [coming.pop()] if coming else chance.choices(again, [kind.often for kind in again])
         yield Strike(round(at, 2), kind.name, chance.randrange(1_000), chance.choice(kind.lasts))
 
 
 def named(groups: Collection[str]) -> frozenset[str]:
     """Give the names of the faults of these groups."""
     return frozenset(kind.name for kind in KINDS if kind.group in groups)
+
+
+def groups_of(text: str) -> list[str]:
+    """Read the groups that somebody names, with commas between; "none" are none. Raises ValueError."""
+    chosen = [] if text.strip() == "none" else [word.strip() for word in text.split(",") if word.strip()]
+    if unknown := [word for word in chosen if word not in GROUPS]:
+        raise ValueError(f"{unknown[0]!r} is no kind of fault: they are {', '.join(GROUPS)}, or none of them")
+    return chosen

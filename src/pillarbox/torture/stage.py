@@ -1,9 +1,22 @@
 """The stage: where a torture runs, and which faults can be made there."""
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from pillarbox.torture.faults import Strike, named
+from pillarbox.torture.clocks import can_set_clocks
+from pillarbox.torture.faults import GROUPS, Strike, named
+
+
+def _nothing(strike: Strike) -> None:
+    """End what has ended by itself."""
+
+
+class Deed(NamedTuple):
+    """How a fault is made, and how one that lasts is ended. Both return soon."""
+
+    strike: Callable[[Strike], None]
+    heal: Callable[[Strike], None] = _nothing
 
 
 class Stage(Protocol):
@@ -11,37 +24,36 @@ class Stage(Protocol):
 
     database: str
     broker: str
-    """For the writers, the tap and the judge."""
+    ledger: str
+    """For the writers, the tap and the judge. The ledger is what consumers write."""
     way_to_database: str
     way_to_broker: str
+    way_to_ledger: str
     """For relays and consumers: through whatever makes the network fail."""
-    offers: Collection[str]
-    """The names of the faults that can be made here, beside those of processes and operators."""
-
-    def strike(self, strike: Strike) -> None:
-        """Make a fault, and return soon; a long one is ended by `heal`."""
-
-    def heal(self, strike: Strike) -> None:
-        """End a fault that lasts."""
+    hint: str | None
+    """A Redis for the consumers' hints."""
+    poisons: Collection[str]
+    """What the broker refuses for good: TOO_LARGE, UNROUTABLE."""
+    deeds: Mapping[str, Deed]
+    """The faults that can be made here, beside those of processes and operators."""
 
     def versions(self) -> Sequence[str]:
         """Say what it runs on."""
 
 
 class GivenServers:
-    """Servers of somebody else: nothing is done to them but what relays, consumers and operators do."""
+    """Servers of somebody else, or files: nothing is done to them but what relays, consumers and operators do."""
 
-    offers: Collection[str] = frozenset()
+    hint: str | None = None
+    poisons: Collection[str] = ()
+    deeds: Mapping[str, Deed] = {}
 
-    def __init__(self, database: str, broker: str) -> None:
-        self.database = self.way_to_database = database
-        self.broker = self.way_to_broker = broker
-
-    def strike(self, strike: Strike) -> None:
-        raise NotImplementedError(f"{strike.name}: these servers are not ours")
-
-    def heal(self, strike: Strike) -> None:
-        raise NotImplementedError(f"{strike.name}: these servers are not ours")
+    def __init__(self, database: str | None, broker: str | None, directory: Path) -> None:
+        self.database = self.way_to_database = database or f"sqlite:///{directory / 'shop.db'}"
+        self.broker = self.way_to_broker = broker or f"sqlite:///{directory / 'stream.db'}"
+        # In SQLite's file of the shop consumers and writers would wait for one another.
+        apart = self.database.startswith("sqlite:")
+        self.ledger = self.way_to_ledger = f"sqlite:///{directory / 'billing.db'}" if apart else self.database
 
     def versions(self) -> Sequence[str]:
         return ()
@@ -49,3 +61,23 @@ class GivenServers:
 
 ANYWHERE = named({"relay", "consumer", "admin"})
 """What can be done on anybody's servers: it is done to processes that the torture has started, or by commands."""
+CLOCKS = named({"clock"})
+
+
+def offered(stage: Stage, groups: Collection[str]) -> frozenset[str]:
+    """Give the names of those faults of these groups that can be made on a stage."""
+    clocks = CLOCKS if can_set_clocks(stage.database) is None else frozenset()
+    return named(groups) & (ANYWHERE | stage.deeds.keys() | clocks)
+
+
+def left_out(stage: Stage, groups: Collection[str]) -> list[str]:
+    """Say which faults were asked for and are not made here, and why."""
+    missing = {group: named({group}) - offered(stage, {group}) for group in GROUPS if group in groups}
+    servers = [group for group, names in missing.items() if names == named({group}) and group != "clock"]
+    alone = sorted(name for group, names in missing.items() if group not in (*servers, "clock") for name in names)
+    said = [f"left out, because these servers are not ours: faults of {', '.join(servers)}"] if servers else []
+    if alone:
+        said.append(f"left out, because this stage has no means for it: {', '.join(alone)}")
+    if missing.get("clock"):
+        said.append(f"left out: faults of clock: {can_set_clocks(stage.database)}")
+    return said

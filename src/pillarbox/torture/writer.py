@@ -1,14 +1,14 @@
 """A writer of the torture: changes accounts under a lock, adds events about it, and writes down what it does.
 
-`python -m pillarbox.torture.writer URL DIRECTORY WRITER SEED` goes on until there is a file `stop` in the directory.
-Before a commit it writes its intent into a file of its own, after it the outcome: that, not the outbox, is what the
-checker believes. Where the connection broke at the commit, or nobody waited for the disk, the journal knows.
+`python -m pillarbox.torture.writer URL DIRECTORY WRITER SEED [POISON …]` goes on until there is a file `stop` in the
+directory. Before a commit it writes its intent into a file of its own, after it the outcome: that, not the outbox, is
+what the checker believes. Where the connection broke at the commit, or nobody waited for the disk, the journal knows.
 """
 
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,10 +16,16 @@ from typing import Any
 from pillarbox import Event
 from pillarbox.errors import StoreUnavailable
 from pillarbox.torture.bank import OWN, SHARED, Bank, bank_at
+from pillarbox.torture.faults import DEADLY, TOO_LARGE, UNROUTABLE
+from pillarbox.torture.judge import DEAD_LETTER, REFUSED
 
 TOPICS = ("torture-accounts", "torture-others")
 """An account's events go to one of these, by its number."""
-ROLLED_BACK, LEFT_OPEN, ASYNCHRONOUS, WITH_SAVEPOINT, DEADLY = 0.15, 0.01, 0.2, 0.3, 0.001
+NOWHERE = "torture-nowhere"
+"""What is unroutable goes here; the stage has seen to it that no broker takes it."""
+ROLLED_BACK, LEFT_OPEN, ASYNCHRONOUS, WITH_SAVEPOINT, POISONED = 0.15, 0.01, 0.2, 0.3, 0.001
+TOO_MUCH = 1_200_000
+"""Bytes: above what every broker of a stage takes."""
 LONGEST, LONGEST_PAUSE = 3.0, 0.02
 """Seconds that a transaction stays open, at most, and that a writer thinks between two."""
 
@@ -27,13 +33,13 @@ LONGEST, LONGEST_PAUSE = 3.0, 0.02
 class Writer:
     """One writer: a connection that is made anew when it breaks, and a log of what it is about to do."""
 
-    def __init__(self, bank: Bank, directory: Path, name: int, seed: int) -> None:
-        self._bank, self._name, self._stop = bank, name, directory / "stop"
+    def __init__(self, bank: Bank, directory: Path, name: int, seed: int, poisons: Collection[str] = ()) -> None:
+        self._bank, self._name, self._stop, self._poisons = bank, name, directory / "stop", sorted(poisons)
         self._log = (directory / "intents" / f"writer-{name}.jsonl").open("ab", buffering=0)
         self._chance = Random(f"writer {name} {seed}")
         self._count = 0
         self._away: tuple[type[Exception], ...] = (StoreUnavailable, *bank.away)
-        self._outboxes = [bank.outbox(topic) for topic in TOPICS]
+        self._outboxes = {topic: bank.outbox(topic, 2 * TOO_MUCH) for topic in (*TOPICS, NOWHERE)}
 
     def run(self) -> None:
         """Make changes until told to stop."""
@@ -61,12 +67,11 @@ class Writer:
         events = self._touch(connection, self._accounts(left_open))
         if chance.random() < WITH_SAVEPOINT:
             events += self._touch_in_savepoint(connection)
-        if chance.random() < DEADLY:
-            events.append(self._deadly(connection, change))
+        events += [self._poison(connection, change, one) for one in self._poisons if chance.random() < POISONED]
         if left_open:
             time.sleep(chance.uniform(0.5, LONGEST))
         self._bank.run(connection, "INSERT INTO {p}journal (change) VALUES (%s)", change)
-        self._write(change=change, events=events)
+        self._write(change=change, at=time.time(), events=events)
         connection.execute("ROLLBACK" if rolled_back else "COMMIT")
         if rolled_back or waits:
             self._write(change=change, outcome="rolled back" if rolled_back else "done", at=time.time())
@@ -95,19 +100,25 @@ class Writer:
         [[version]] = self._bank.run(
             connection, "UPDATE {p}accounts SET version = version + 1 WHERE id = %s RETURNING version", account
         )
-        return self._add(connection, "Changed", account, version)
+        return self._add(connection, "Changed", account, version, TOPICS[account % len(TOPICS)])
 
-    def _deadly(self, connection: Any, change: str) -> dict[str, Any]:
-        """Add an event whose handler kills its process, of an aggregate that nobody else needs."""
-        return {**self._add(connection, "Deadly", f"deadly-{change}", 1), "fate": "dead letter"}
+    def _poison(self, connection: Any, change: str, kind: str) -> dict[str, Any]:
+        """Add an event that kills whoever handles it, or that no broker takes; of an aggregate of its own."""
+        deadly = kind == DEADLY
+        topic = NOWHERE if kind == UNROUTABLE else TOPICS[0]
+        more = {"padding": "x" * TOO_MUCH} if kind == TOO_LARGE else {}
+        name = f"{kind.replace(' ', '-')}-{change}"
+        added = self._add(connection, "Deadly" if deadly else "Changed", name, 1, topic, **more)
+        return {**added, "fate": DEAD_LETTER if deadly else REFUSED}
 
-    def _add(self, connection: Any, type: str, account: int | str, version: int) -> dict[str, Any]:
+    def _add(
+        self, connection: Any, type: str, account: int | str, version: int, topic: str, **more: str
+    ) -> dict[str, Any]:
         says = {"version": version, "amount": self._chance.randint(1, 500)}
-        event = Event(type, says, aggregate=("account", account), headers={"writer": str(self._name)})
-        place = topic_number(account)
-        self._outboxes[place].add(connection, event)
+        event = Event(type, {**says, **more}, aggregate=("account", account), headers={"writer": str(self._name)})
+        self._outboxes[topic].add(connection, event)
         return {
-            "id": str(event.id), "type": type, "aggregate": f"account/{account}", "topic": TOPICS[place], **says,
+            "id": str(event.id), "type": type, "aggregate": f"account/{account}", "topic": topic, **says,
             "headers": {"writer": str(self._name)},
         }  # fmt: skip
 
@@ -115,13 +126,8 @@ class Writer:
         self._log.write(json.dumps(entry).encode() + b"\n")
 
 
-def topic_number(account: int | str) -> int:
-    """Say which of the topics an account's events go to: always the same one."""
-    return (account if isinstance(account, int) else 0) % len(TOPICS)
-
-
-def main(url: str, directory: str, name: str, seed: str) -> None:
-    Writer(bank_at(url), Path(directory), int(name), int(seed)).run()
+def main(url: str, directory: str, name: str, seed: str, *poisons: str) -> None:
+    Writer(bank_at(url), Path(directory), int(name), int(seed), poisons).run()
 
 
 if __name__ == "__main__":

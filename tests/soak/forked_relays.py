@@ -1,6 +1,6 @@
 """Starts relays at once, by forking from a process that has everything imported: a killed one is soon replaced.
 
-python -m tests.integration.postgres_relays URL DIRECTORY
+python -m tests.soak.forked_relays URL DIRECTORY
 
 For each line on stdin, which names a log, a relay is started that publishes to the broker in the directory; its pid is
 written to stdout. When stdin ends, the relays are asked to stop. While there is a file `down-TOPIC` in the directory,
@@ -21,10 +21,11 @@ from pillarbox.brokers.sqlite import SqlitePublisher
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, StoreUnavailable
 from pillarbox.ports import Subscriber
-from pillarbox.settings import RelaySettings
+from pillarbox.settings import OutboxSettings, RelaySettings
 from pillarbox.stores import postgres as _store  # noqa: F401 - imported once, before the first relay
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.telemetry.logging import log_to
+from pillarbox.torture.bank import SCHEMA
 from pillarbox.wiring import Relay
 
 BATCH = 50
@@ -60,7 +61,10 @@ class Publisher(SqlitePublisher):
 
 
 def relay(url: str, directory: str, log: Path) -> None:
-    settings = Settings(relay=RelaySettings(batch=BATCH, lease=LEASE, publish_timeout=PUBLISH_TIMEOUT))
+    settings = Settings(
+        outbox=OutboxSettings(schema=SCHEMA),
+        relay=RelaySettings(batch=BATCH, lease=LEASE, publish_timeout=PUBLISH_TIMEOUT),
+    )
     with log.open("w", buffering=1) as lines:
         log_to(lines, as_json=True)
         while True:  # as a supervisor does: a relay that is started while the database is away ends at once

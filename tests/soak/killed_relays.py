@@ -1,6 +1,7 @@
-"""The torture: writers and relays in processes of their own on one PostgreSQL, all of which are killed now and then.
+"""Relays that are killed every second, on one PostgreSQL, which is killed now and then; with the torture's writers.
 
-What was committed, what the broker has, and what the relays said are left in a directory for the checker.
+`pillarbox torture` does more than this, to real programs. Here a relay is forked, so that a killed one is back at once,
+and publishes to a broker of which a topic can be down: what others wait for can then be measured.
 """
 
 import json
@@ -17,11 +18,11 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
+from pillarbox.torture.bank import SCHEMA, PostgresBank
 from pillarbox.torture.checker import Report, check, read
 from servers.postgres import Postgres
-from tests.integration.postgres_relays import BATCH
 from tests.integration.postgres_world import run, until
-from tests.integration.postgres_writer import create_tables
+from tests.soak.forked_relays import BATCH
 
 WRITERS, RELAYS = 8, 3
 WINDOW = 2 * BATCH
@@ -35,14 +36,6 @@ class Outcome:
     report: Report
     relays_killed: int
     lanes_lost: int
-    forgotten: frozenset[str] = frozenset()
-    """Events that only a primary had that is gone: they may have been published, and are phantoms now."""
-
-    @property
-    def faults(self) -> list[str]:
-        """Give the checker's findings, but for the phantoms that an asynchronous failover leaves."""
-        excused = {f"phantom: {id} is on the wire, but was never committed" for id in self.forgotten}
-        return [finding for finding in self.report.findings if finding not in excused]
 
     @property
     def most_copies(self) -> int:
@@ -54,26 +47,17 @@ class Outcome:
         return f"{self.report.counts()}, {killed}, at most {self.most_copies} copies"
 
 
-def kill_and_start(server: Postgres) -> Callable[[], None]:
-    """Give a strike: kill -9 of the whole server."""
-
-    def strike() -> None:
-        server.kill()
-        server.start()
-
-    return strike
-
-
 class Outages:
     """A strike: kill -9 of the whole server. It notes when the server was away: nobody can publish then."""
 
     def __init__(self, server: Postgres) -> None:
-        self._kill_and_start = kill_and_start(server)
+        self._server = server
         self._spans: list[tuple[float, float]] = []
 
     def __call__(self) -> None:
         gone = time.time()
-        self._kill_and_start()
+        self._server.kill()
+        self._server.start()
         self._spans.append((gone, time.time()))
 
     def within(self, begun: float, ended: float) -> float:
@@ -90,7 +74,7 @@ class Trip(NamedTuple):
 
 
 def trips(directory: Path) -> list[Trip]:
-    """Read the ways of all events that have arrived from what a torture left behind."""
+    """Read the ways of all events that have arrived from what a run left behind."""
     logs = [log.read_text().splitlines() for log in (directory / "intents").iterdir()]
     intents = [intent for log in logs for intent in map(json.loads, log) if "events" in intent]
     committed = {event["id"]: intent["at"] for intent in intents for event in intent["events"]}
@@ -99,14 +83,11 @@ def trips(directory: Path) -> list[Trip]:
     return [Trip(topic, committed[id], at / 1e6) for id, topic, at in arrived]
 
 
-class Torture:
+class KilledRelays:
     """Writers and relays at work in a directory."""
 
-    def __init__(self, url: str, directory: Path, *, may_lose_commits: bool = False, prunes: bool = False) -> None:
-        self._url, self._directory, self._may_lose_commits = url, directory, may_lose_commits
-        self._prunes = prunes
-        self._pruner: subprocess.Popen[bytes] | None = None
-        self.pruners_killed = 0
+    def __init__(self, url: str, directory: Path) -> None:
+        self._url, self._directory = url, directory
         self._starter: subprocess.Popen[str] | None = None
         self._relays: dict[int, Path] = {}
         """Their logs, by pid."""
@@ -116,13 +97,12 @@ class Torture:
     def go(self, seconds: float, strikes: Sequence[Callable[[], None]]) -> Outcome:
         """Let everything run, kill a relay every second, strike now and then; then let it come to rest, and judge."""
         (self._directory / "intents").mkdir()
-        create_tables(self._url, WRITERS)
+        PostgresBank(self._url).make(WRITERS, business=True, ledger=False)
         with ExitStack() as started:
             self._starter = started.enter_context(self._start_starter())
             for _ in range(RELAYS):
                 self._start_relay()
             writers = [self._start_writer(started, name) for name in range(WRITERS)]
-            started.callback(self._end_pruner)
             self._strike(seconds, strikes)
             (self._directory / "stop").touch()
             for writer in writers:
@@ -139,8 +119,6 @@ class Torture:
         while time.monotonic() < begun + seconds or done < len(strikes):
             time.sleep(1)
             self._kill_a_relay()
-            if self._prunes:
-                self._prune()
             if done < len(strikes) and time.monotonic() >= begun + seconds * (done + 1) / (len(strikes) + 1):
                 strikes[done]()
                 done += 1
@@ -154,25 +132,9 @@ class Torture:
         self._killed += 1
         self._start_relay()
 
-    def _prune(self) -> None:
-        """Delete whatever is settled, at once; whoever does that is killed as it works, now and then."""
-        if self._pruner is not None and self._chance.random() < 0.3:
-            self._end_pruner()
-            self.pruners_killed += 1
-        if self._pruner is None:
-            command = [sys.executable, "-m", "tests.integration.postgres_pruner", self._url]
-            with (self._directory / "prune.log").open("ab") as log:
-                self._pruner = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def _end_pruner(self) -> None:
-        if self._pruner is not None:
-            self._pruner.kill()
-            self._pruner.wait()
-            self._pruner = None
-
     def _start_starter(self) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.postgres_relays", self._url, str(self._directory)],
+            [sys.executable, "-m", "tests.soak.forked_relays", self._url, str(self._directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -190,38 +152,24 @@ class Torture:
         self._relays[int(self._starter.stdout.readline())] = log
 
     def _start_writer(self, started: ExitStack, name: int) -> "subprocess.Popen[bytes]":
-        arguments = [self._url, str(self._directory), str(name)]
-        writer = subprocess.Popen([sys.executable, "-m", "tests.integration.postgres_writer", *arguments])
+        arguments = [self._url, str(self._directory), str(name), "7"]
+        writer = subprocess.Popen([sys.executable, "-m", "pillarbox.torture.writer", *arguments])
         started.callback(writer.kill)
         return writer
 
     def _all_is_published(self) -> bool:
-        committed = {str(id) for (id,) in run(self._url, "SELECT event_id FROM pillarbox_outbox")}
+        committed = {str(id) for (id,) in run(self._url, f"SELECT event_id FROM {SCHEMA}.pillarbox_outbox")}
         with closing(sqlite3.connect(self._directory / "stream.db", timeout=30)) as stream:
             return committed <= {id for (id,) in stream.execute("SELECT headers ->> 'id' FROM messages")}
 
     def _judge(self) -> Outcome:
         """Bring the journal to where the checker looks, and ask it."""
-        journal = run(self._url, "SELECT change FROM journal")
+        journal = run(self._url, f"SELECT change FROM {SCHEMA}.journal")
         with closing(sqlite3.connect(self._directory / "shop.db")) as shop:
             shop.execute("CREATE TABLE journal (change TEXT)")
             shop.executemany("INSERT INTO journal VALUES (?)", journal)
             shop.commit()
-        forgotten = self._believe({change for (change,) in journal}) if self._may_lose_commits else frozenset()
-        return Outcome(check(read(self._directory, consumer=False)), self._killed, self._lanes_lost(), forgotten)
-
-    def _believe(self, journal: set[str]) -> frozenset[str]:
-        """Strike out that a change is done where the server that is left does not have it; give the events of changes
-        that only the old one may have had."""
-        forgotten: set[str] = set()
-        for log in (self._directory / "intents").iterdir():
-            entries = [json.loads(line) for line in log.read_text().splitlines()]
-            undone = {entry["change"] for entry in entries if entry.get("outcome") == "rolled back"}
-            kept = [entry for entry in entries if entry.get("outcome") != "done" or entry["change"] in journal]
-            log.write_text("".join(json.dumps(entry) + "\n" for entry in kept))
-            lost = [entry for entry in kept if "events" in entry and entry["change"] not in journal | undone]
-            forgotten |= {event["id"] for entry in lost for event in entry["events"]}
-        return frozenset(forgotten)
+        return Outcome(check(read(self._directory, consumer=False)), self._killed, self._lanes_lost())
 
     def _lanes_lost(self) -> int:
         lines = [line for log in self._directory.glob("relay-*.log") for line in log.read_text().splitlines()]

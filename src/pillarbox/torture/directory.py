@@ -1,0 +1,26 @@
+"""The directory of a demo or a torture: one that the user names and keeps, or one of its own that is thrown away."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def unusable(keep: Path) -> str | None:
+    """Make the directory that is to keep the files; say why it cannot, and what to do."""
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        problem = f"{keep} is not empty" if any(keep.iterdir()) else None
+    except OSError as error:
+        problem = f"{keep} cannot be used: {error.strerror}"
+    return problem and f"{problem}: name a directory that is empty, or that does not exist yet"
+
+
+@contextmanager
+def open_directory(keep: Path | None, what: str) -> Iterator[Path]:
+    """Give the directory that is kept, or one that is thrown away."""
+    if keep is not None:
+        yield keep.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix=f"pillarbox-{what}-") as name:
+        yield Path(name).resolve()

@@ -1,0 +1,73 @@
+"""Writing down what a run has left: what the journal, the broker, the ledger and Pillarbox itself have in the end."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pillarbox.torture import answers
+from pillarbox.torture.bank import bank_at
+from pillarbox.torture.stage import Stage
+from pillarbox.torture.taps import Caught, tap_at
+from pillarbox.torture.writer import TOPICS
+
+DEAD = "SELECT event_id, state FROM {p}pillarbox_inbox_parked WHERE state = 'dead'"
+
+
+class Recording:
+    """The evidence of one run, in its directory; the writers have written their own."""
+
+    def __init__(self, stage: Stage, directory: Path) -> None:
+        self._stage, self._directory = stage, directory
+
+    def write_lists(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """Write every list, each with its end; give them."""
+        bank, ledger = bank_at(self._stage.database), bank_at(self._stage.ledger)
+        statuses = asyncio.run(answers.statuses(self._stage.database))
+        with closing(bank.connect()) as connection, closing(ledger.connect()) as other:
+            journal = bank.run(connection, "SELECT change FROM {p}journal")
+            effects = ledger.run(other, "SELECT event_id, aggregate, version, amount FROM {p}ledger ORDER BY id")
+            dead = ledger.run(other, DEAD)
+        lists = {
+            "journal": [{"change": change} for (change,) in journal],
+            "effects": [{"id": e[0], "aggregate": e[1], "version": e[2], "amount": e[3]} for e in effects],
+            "statuses": [*statuses, *({"side": "inbox", "id": str(id), "status": state} for id, state in dead)],
+            "wire": [_told(message) for message in tap_at(self._stage.broker).messages(TOPICS)],
+        }
+        for name, entries in lists.items():
+            self._write(name, entries)
+        return lists
+
+    def write_facts(self, facts: Mapping[str, Any]) -> None:
+        (self._directory / "facts.json").write_text(json.dumps(facts, indent=1))
+
+    def _write(self, name: str, entries: Iterable[Mapping[str, Any]]) -> None:
+        with (self._directory / f"{name}.jsonl").open("w") as file:
+            count = 0
+            for entry in entries:
+                file.write(json.dumps(entry) + "\n")
+                count += 1
+            file.write(json.dumps({"end": count}) + "\n")
+
+
+def counted(statuses: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count the events of the outbox by their status."""
+    states = Counter(one["status"] for one in statuses if one["side"] == "outbox")
+    return {name: states[name] for name in ("pending", "retrying", "blocked", "dead")}
+
+
+def _told(message: Caught) -> dict[str, Any]:
+    """Write down a message by the names that the writers use; what cannot be read will differ from what was meant."""
+    headers = message.headers
+    try:
+        says = json.loads(message.body)
+    except ValueError:
+        says = {"version": repr(message.body[:80])}
+    return {
+        "id": headers.get("id"), "type": headers.get("type"), "topic": message.topic, "at": message.at,
+        "aggregate": f"{headers.get('aggregate_type')}/{headers.get('aggregate_id')}",
+        **says, "headers": {name: value for name, value in headers.items() if name == "writer"},
+    }  # fmt: skip

@@ -1,0 +1,68 @@
+"""The report of a run: tables for people, one JSON object for programs."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from pillarbox.torture.evidence import Evidence, copies_after, counts, latencies
+from pillarbox.torture.judge import Judgement
+
+
+def show(console: Console, evidence: Evidence, judgements: Sequence[Judgement]) -> None:
+    """Show what happened, what was done, and whether what must hold does."""
+    struck = Counter(one["fault"] for one in evidence.facts["faults"])
+    console.print(_pairs({name.replace("_", " "): value for name, value in counts(evidence).items()}))
+    if struck:
+        console.print(_pairs(dict(sorted(struck.items())), "faults that struck"))
+    if came := copies_after(evidence):
+        console.print(_pairs({f"after: {name}": count for name, count in came.items()}, "copies, by the fault before"))
+    console.print(_judged(judgements))
+
+
+def as_json(evidence: Evidence, judgements: Sequence[Judgement], command: str) -> str:
+    """Write everything as one object."""
+    took, facts = sorted(took for _, took in latencies(evidence)), evidence.facts
+    return json.dumps({
+        "ok": all(one.holds for one in judgements),
+        "seed": facts["seed"],
+        "seconds": facts["seconds"],
+        "repeat_with": command,
+        **counts(evidence),
+        "questions": {
+            one.question: {"title": one.title, "holds": one.holds, "seen": one.seen, "findings": list(one.findings)}
+            for one in judgements
+        },
+        "latency_seconds": {name: _percentile(took, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
+        "fault_log": facts["faults"],
+        "copies_come_from": facts["copies_come_from"],
+        "copies_after": copies_after(evidence),
+        "metrics": facts["metrics"],
+        "ended_by_themselves": facts["words"],
+        "servers": facts["servers"],
+    })  # fmt: skip
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    return round(values[int(len(values) * share)], 4) if values else None
+
+
+def _pairs(values: Mapping[str, int], title: str | None = None) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(min_width=18)
+    table.add_column(justify="right", min_width=8)
+    for name, value in values.items():
+        table.add_row(name, f"{value:,}")
+    return table
+
+
+def _judged(judgements: Sequence[Judgement]) -> Table:
+    table = Table(title="judged by the evidence alone", title_justify="left")
+    for column in ("", "what must hold", "", "seen"):
+        table.add_column(column)
+    for one in judgements:
+        style = "green" if one.holds else "bold red"
+        table.add_row(one.question, one.title, "holds" if one.holds else "BROKEN", one.seen, style=style)
+    return table
