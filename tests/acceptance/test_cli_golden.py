@@ -42,7 +42,7 @@ COMMANDS = [
     *("prune --yes", "audit list", "connector debezium", "consume billing:inbox --topic order-events --once"),
     *("source log", "adopt --dry-run", "relay watch"),
 ]
-NOT_GOLDEN = {"demo", "torture", "relay run", "events tail", "migrate sql", "source slot"}
+NOT_GOLDEN = {"demo", "torture", "bench", "relay run", "events tail", "migrate sql", "source slot"}
 """Daemons and stories, which have tests of their own; a script that other tests run; a slot needs PostgreSQL."""
 INBOX = """
 import sqlite3
