@@ -532,6 +532,18 @@ class Keeping(Protocol):
         """Say it of each of these topics that the broker has. Raises BrokerUnavailable while it cannot be asked."""
 
 
+class Trial(Protocol):
+    """Topics of a broker that are made for a run, and removed at its end. For a broker where somebody has to."""
+
+    async def make(self, topics: Sequence[str], consumer: str) -> None:
+        """Make topics for this consumer (group); one that is there already is an error. Raises BrokerUnavailable while
+        the broker cannot be asked, ConfigError for what cannot be made."""
+
+    async def remove(self, topics: Sequence[str], consumer: str) -> None:
+        """Remove topics with all that is in them, and what the broker remembers of the consumer. What is not there is
+        passed over. Raises BrokerUnavailable while the broker cannot be asked."""
+
+
 class Subscriber(Protocol):
     """The broker's far end, for one consumer (group) and its topics.
 

@@ -25,7 +25,7 @@ from pillarbox.inbox import consumer as consumers
 from pillarbox.inbox.hint import Hint
 from pillarbox.inbox.inbox import Handlers
 from pillarbox.inbox.programs import Wrap
-from pillarbox.ports import Clock, Keeping, Publisher, Subscriber
+from pillarbox.ports import Clock, Keeping, Publisher, Subscriber, Trial
 from pillarbox.relay import relay as relays
 from pillarbox.relay import watch as watches
 from pillarbox.serving import serve_consumer, serve_relay
@@ -208,6 +208,22 @@ def open_looking(settings: Settings) -> Looking | None:
     """Make what asks the settings' broker how it is; None if there is nothing to ask."""
     looking: Looking | None = _asking(settings, "open_looking")
     return looking
+
+
+def open_trial(settings: Settings) -> Trial | None:
+    """Make what makes topics at the settings' broker, and removes them; None if nobody has to."""
+    trial: Trial | None = _asking(settings, "open_trial")
+    return trial
+
+
+def open_publisher(settings: Settings) -> Publisher:
+    """Make the near end of the settings' broker, for who publishes without a relay."""
+    return _publisher(settings, None, SystemClock(), Hooks())()
+
+
+def open_store(settings: Settings) -> FactStore:
+    """Make the relay's access to the outbox that the settings name, for who reads it without a relay."""
+    return _store(settings, _owner(), SystemClock(), Hooks())()
 
 
 def _asking(settings: Settings, name: str) -> Any:

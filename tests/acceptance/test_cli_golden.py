@@ -59,8 +59,8 @@ ON_POSTGRESQL = [
     *("source slot {slot} --dry-run", "source slot {slot} --yes", "relay once", "source slot nobody --yes"),
     *("source log --dry-run", "source log --yes", "source log --yes", "adopt --dry-run", "audit list"),
 ]
-NOT_GOLDEN = {"demo", "torture"}
-"""Stories, which have tests of their own."""
+NOT_GOLDEN = {"demo", "torture", "bench"}
+"""Stories and measurements, which have tests of their own."""
 CHANGING = (
     (r"(?s)(-- Pillarbox on SQLite, version \d+\.).*?(INSERT INTO pillarbox_meta)", r"\1 <script> \2"),
     (r"postgresql://[^\s\"]+", "<database>"),

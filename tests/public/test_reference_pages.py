@@ -19,6 +19,7 @@ REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PLANNED = [
     "adopt",
     "audit list",
+    "bench",
     "config show",
     "connector debezium",
     "consume",

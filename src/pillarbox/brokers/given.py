@@ -4,6 +4,7 @@ open_publisher(given) -> Publishers
 open_subscriber(given) -> Subscribers, unless nobody can consume from it through us
 open_keeping(given) -> Keeping, if messages stay in it when they were acknowledged
 open_looking(given) -> Looking, if `pillarbox doctor` has something to ask it
+open_trial(given) -> Trial, if topics are there that somebody has made, or stay when nobody wants them
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -11,6 +11,7 @@ from pillarbox import __version__
 from pillarbox.cli import (
     adopt,
     audit,
+    bench,
     config,
     connector,
     consume,
@@ -47,6 +48,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo.demo)
 app.command("torture")(torture.torture)
+app.command("bench")(bench.bench)
 app.command("init")(config.init)
 app.add_typer(migrate.app, name="migrate")
 app.command("status")(status.status)

@@ -22,6 +22,10 @@ class Bar:
         """Show how many are done, and which part of the whole that is, if it is known."""
         self._progress.update(self._task, completed=place, total=total, done=counted(count, self._noun))
 
+    def at(self, doing: str, place: float) -> None:
+        """Show what is being done, and which part of the whole is behind."""
+        self._progress.update(self._task, description=doing, completed=place, total=1.0, done="")
+
 
 @contextmanager
 def bar(doing: str, noun: str) -> Iterator[Bar]:

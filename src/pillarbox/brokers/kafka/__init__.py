@@ -11,6 +11,7 @@ member.py       the consumer's thread: one member of a group
 subscriber.py   the far end
 keeping.py      how long a topic's records are kept
 looking.py      how they are kept
+trial.py        topics for a run
 """
 
 from pillarbox.brokers.given import Given, Publishers, Subscribers
@@ -19,8 +20,9 @@ from pillarbox.brokers.kafka.looking import KafkaLooking
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.brokers.kafka.publisher import KafkaPublisher
 from pillarbox.brokers.kafka.subscriber import KafkaSubscriber
+from pillarbox.brokers.kafka.trial import KafkaTrial
 from pillarbox.facts import Looking
-from pillarbox.ports import Keeping
+from pillarbox.ports import Keeping, Trial
 
 __all__ = [
     "KafkaOptions",
@@ -30,6 +32,7 @@ __all__ = [
     "open_looking",
     "open_publisher",
     "open_subscriber",
+    "open_trial",
 ]
 
 
@@ -49,3 +52,7 @@ def open_keeping(given: Given) -> Keeping:
 
 def open_looking(given: Given) -> Looking:
     return KafkaLooking(KafkaOptions.read(given.url.rest, given.tables.get("kafka", {})))
+
+
+def open_trial(given: Given) -> Trial:
+    return KafkaTrial(KafkaOptions.read(given.url.rest, given.tables.get("kafka", {})))

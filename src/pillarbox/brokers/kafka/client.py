@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pillarbox.brokers.kafka.options import KafkaOptions
@@ -13,6 +13,7 @@ try:
     from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
     from confluent_kafka import Message as Record
     from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # it has it all the same
+    from confluent_kafka.cimpl import NewTopic
 except ModuleNotFoundError as error:
     raise MissingExtra("kafka", "a kafka:// broker") from error
 
@@ -21,6 +22,7 @@ __all__ = ["Consumer", "KafkaError", "KafkaException", "Producer", "Record", "To
 TOPIC_REFUSED = (KafkaError.TOPIC_EXCEPTION, KafkaError.TOPIC_AUTHORIZATION_FAILED)
 """What is said of a topic, and so holds for every record of it."""
 TOPIC_UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+GROUP_UNKNOWN = (KafkaError.GROUP_ID_NOT_FOUND,)
 RECORD_REFUSED = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
@@ -128,6 +130,34 @@ def topic_settings(
     asked = client.describe_configs(wanted, request_timeout=patience) if wanted else {}
     found = {resource.name: _values(answer) for resource, answer in asked.items()}
     client.poll(0)  # which writes into the journal why nobody was reached
+    return found
+
+
+def make_topics(
+    options: KafkaOptions, topics: Sequence[str], partitions: int, patience: float, journal: Journal
+) -> list[KafkaError]:
+    """Make topics, replicated as the cluster does it by default; give why not."""
+    wanted = [NewTopic(topic, num_partitions=partitions, replication_factor=-1) for topic in topics]
+    return _errors(_make_admin(options, journal).create_topics(wanted, request_timeout=patience), patience)
+
+
+def remove_topics(
+    options: KafkaOptions, topics: Sequence[str], group: str, patience: float, journal: Journal
+) -> list[KafkaError]:
+    """Remove topics and a group; give why not."""
+    client = _make_admin(options, journal)
+    groups = client.delete_consumer_groups([group], request_timeout=patience)
+    gone = client.delete_topics(list(topics), request_timeout=patience)
+    return _errors(groups, patience) + _errors(gone, patience)
+
+
+def _errors(asked: Mapping[str, Any], patience: float) -> list[KafkaError]:
+    found = []
+    for answer in asked.values():
+        try:
+            answer.result(patience)
+        except KafkaException as error:
+            found.append(error_of(error))
     return found
 
 

@@ -10,6 +10,7 @@
     subscriber.py   the far end
     keeping.py      how long a stream keeps what it has
     looking.py      how it keeps it
+    trial.py        a stream for a run
 
 Only these files import the library nats-py, whose own name is `nats`.
 """
@@ -20,8 +21,9 @@ from pillarbox.brokers.nats.looking import NatsLooking
 from pillarbox.brokers.nats.options import NatsOptions
 from pillarbox.brokers.nats.publisher import NatsPublisher
 from pillarbox.brokers.nats.subscriber import NatsSubscriber
+from pillarbox.brokers.nats.trial import NatsTrial
 from pillarbox.facts import Looking
-from pillarbox.ports import Keeping
+from pillarbox.ports import Keeping, Trial
 
 __all__ = [
     "NatsOptions",
@@ -31,6 +33,7 @@ __all__ = [
     "open_looking",
     "open_publisher",
     "open_subscriber",
+    "open_trial",
 ]
 
 
@@ -50,3 +53,7 @@ def open_keeping(given: Given) -> Keeping:
 
 def open_looking(given: Given) -> Looking:
     return NatsLooking(NatsOptions.read(*given.url, given.tables.get("nats", {})))
+
+
+def open_trial(given: Given) -> Trial:
+    return NatsTrial(NatsOptions.read(*given.url, given.tables.get("nats", {})))

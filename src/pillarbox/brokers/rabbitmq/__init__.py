@@ -5,9 +5,19 @@ from pillarbox.brokers.rabbitmq.address import Address
 from pillarbox.brokers.rabbitmq.looking import RabbitLooking
 from pillarbox.brokers.rabbitmq.publisher import RabbitPublisher
 from pillarbox.brokers.rabbitmq.subscriber import RabbitSubscriber
+from pillarbox.brokers.rabbitmq.trial import RabbitTrial
 from pillarbox.facts import Looking
+from pillarbox.ports import Trial
 
-__all__ = ["Address", "RabbitPublisher", "RabbitSubscriber", "open_looking", "open_publisher", "open_subscriber"]
+__all__ = [
+    "Address",
+    "RabbitPublisher",
+    "RabbitSubscriber",
+    "open_looking",
+    "open_publisher",
+    "open_subscriber",
+    "open_trial",
+]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -22,3 +32,7 @@ def open_subscriber(given: Given) -> Subscribers:
 
 def open_looking(given: Given) -> Looking:
     return RabbitLooking(Address.parse(":".join(given.url), given.tables.get("rabbitmq")))
+
+
+def open_trial(given: Given) -> Trial:
+    return RabbitTrial(Address.parse(":".join(given.url), given.tables.get("rabbitmq")))

@@ -8,6 +8,7 @@ scripts.py      the group's bookkeeping, as Lua that the server runs
 member.py       one member of a consumer group: its share of the partitions
 subscriber.py   the far end: waiting, and handing out
 looking.py      how the server keeps what it has
+trial.py        streams for a run
 hint.py         no stream at all: the inbox's notes of what was handled
 """
 
@@ -18,10 +19,19 @@ from pillarbox.brokers.redis.looking import RedisLooking
 from pillarbox.brokers.redis.options import read_options
 from pillarbox.brokers.redis.publisher import RedisPublisher
 from pillarbox.brokers.redis.subscriber import RedisSubscriber
+from pillarbox.brokers.redis.trial import RedisTrial
 from pillarbox.facts import Looking
-from pillarbox.ports import Keeping, Kept
+from pillarbox.ports import Keeping, Kept, Trial
 
-__all__ = ["RedisPublisher", "RedisSubscriber", "open_keeping", "open_looking", "open_publisher", "open_subscriber"]
+__all__ = [
+    "RedisPublisher",
+    "RedisSubscriber",
+    "open_keeping",
+    "open_looking",
+    "open_publisher",
+    "open_subscriber",
+    "open_trial",
+]
 
 
 def open_publisher(given: Given) -> Publishers:
@@ -48,3 +58,7 @@ def open_keeping(given: Given) -> Keeping:
 
 def open_looking(given: Given) -> Looking:
     return RedisLooking(read_options(":".join(given.url), given.tables.get("redis", {})))
+
+
+def open_trial(given: Given) -> Trial:
+    return RedisTrial(read_options(":".join(given.url), given.tables.get("redis", {})))

@@ -167,7 +167,7 @@ class Member:
         return answers
 
     def _state(self, topic: str) -> str:
-        return f"{topic}:pillarbox:{self._consumer}"
+        return state_of(topic, self._consumer)
 
     def _trouble(self, topic: str, answer: BaseException) -> BrokerUnavailable | ConfigError:
         error = meaning(answer, self._options)
@@ -218,3 +218,8 @@ def _piece(found: Sequence[Any]) -> int:
     """Say how many entries of the size of these are about as much as is read at one go."""
     size = sum(len(part) for entry in found for part in entry[3])
     return max(1, min(MOST_AT_ONCE, MOST_BYTES * len(found) // max(1, size)))
+
+
+def state_of(topic: str, consumer: str) -> str:
+    """Name the key beside a stream in which a group keeps its books."""
+    return f"{topic}:pillarbox:{consumer}"
