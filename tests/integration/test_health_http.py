@@ -6,6 +6,8 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -314,21 +316,61 @@ def test_unless_it_is_set_nothing_is_served_or_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def serving_consumer(shop: HealthShop, broker: MemoryBroker, handle: Callable[[], None] = lambda: None) -> Consumer:
+    inbox = Inbox("billing", lambda: sqlite3.connect(shop.file))
+    inbox.handler("OrderPlaced")(lambda connection, event: handle())
+    settings = Settings(health=HealthSettings(listen=f"127.0.0.1:{shop.port}"))
+    return Consumer(inbox, topics=["order-events"], broker=broker, settings=settings, hooks=Hooks(shop.moments))
+
+
+async def test_a_consumer_that_drains_is_not_ready_and_lives(shop: HealthShop) -> None:
+    broker, loop = MemoryBroker(), asyncio.get_running_loop()
+    begun, go_on = asyncio.Event(), threading.Event()
+
+    def handle() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(20)
+
+    shop.add(placed(1))
+    await Relay(database=shop.database, broker=broker).run_once()
+    async with serving_consumer(shop, broker, handle) as consumer:
+        async with asyncio.timeout(20):
+            await begun.wait()
+        assert (await shop.get("/readyz")).json()["status"] == "ready"
+        consumer.stop()
+        answer = await shop.get("/readyz")
+        assert (answer.status_code, answer.json()["status"]) == (503, "draining")
+        assert (await shop.get("/livez")).status_code == 200
+        go_on.set()
+
+
+async def test_a_consumer_that_is_stuck_does_not_live(shop: HealthShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    turning, go_on = asyncio.Event(), asyncio.Event()
+
+    async def stuck(intake: Any, patience: float) -> bool:
+        turning.set()
+        await go_on.wait()
+        return True
+
+    monkeypatch.setattr("pillarbox.inbox.consumer.Intake.turn", stuck)
+    async with serving_consumer(shop, MemoryBroker()):
+        try:
+            async with asyncio.timeout(20):
+                await turning.wait()
+            assert (await shop.get("/livez")).json() == {"status": "live", "problems": []}
+            monkeypatch.setattr("pillarbox.pulse.STILL", 0.0)
+            answer = await shop.get("/livez")
+            assert (answer.status_code, answer.json()) == (503, {"status": "stuck", "problems": []})
+        finally:
+            go_on.set()
+
+
 async def test_the_health_and_the_metrics_of_a_consumer(shop: HealthShop) -> None:
     broker = MemoryBroker()
     shop.add(placed(1), placed(2), Event("OrderRefused", {}, aggregate=("order", 3)))
     relay = Relay(database=shop.database, broker=broker)
     assert await relay.run_once() == 3
-    inbox = Inbox("billing", lambda: sqlite3.connect(shop.file))
-    inbox.handler("OrderPlaced")(lambda connection, event: None)
-    consumer = Consumer(
-        inbox,
-        topics=["order-events"],
-        broker=broker,
-        settings=Settings(health=HealthSettings(listen=f"127.0.0.1:{shop.port}")),
-        hooks=Hooks(shop.moments),
-    )
-    async with consumer:
+    async with serving_consumer(shop, broker):
         await shop.moments.until(Moment.HANDLED, 2)
         await shop.moments.until(Moment.EVENT_DEAD)
         await shop.moments.until(Moment.ACKNOWLEDGED)

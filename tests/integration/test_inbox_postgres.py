@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -22,6 +23,7 @@ from pillarbox.errors import Reject
 from pillarbox.inbox.consumer import Consumer
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.testing.clock import ManualClock
+from tests.integration.postgres_world import soon
 from tests.integration.receiving_doors import CLOSE, DOORS, Act, Acts, Door, Swallowed, forget, receiving
 from tests.unit.consumer_bench import TOPIC, id_of, message, number_of
 
@@ -79,6 +81,9 @@ class Bench:
 
     def applied(self) -> list[int]:
         return [n for (n,) in self.rows("SELECT n FROM effects ORDER BY id")]
+
+    def has_applied(self, n: int) -> bool:
+        return n in self.applied()
 
     def parked(self) -> list[tuple[str, str, int, str]]:
         sql = "SELECT event_id, state, attempts, coalesce(last_error, '') FROM pillarbox_inbox_parked ORDER BY id"
@@ -592,3 +597,65 @@ async def test_what_is_stored_has_the_same_rules(bench: Bench) -> None:
     await bench.consume(inbox, stores=True)
     assert bench.applied() == [3]
     assert [one[:2] for one in bench.parked()] == [("1", "dead"), ("2", "blocked")]
+
+
+MEETS = """
+    CREATE SEQUENCE meetings;
+    CREATE FUNCTION meet() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        IF nextval('meetings') = 1 THEN RAISE EXCEPTION 'in the way' USING ERRCODE = '40001'; END IF;
+        RETURN NEW;
+    END $$;
+    CREATE TRIGGER meet BEFORE INSERT ON pillarbox_inbox_parked FOR EACH ROW EXECUTE FUNCTION meet();
+"""
+
+
+async def test_a_conflict_of_the_books_is_no_outage(bench: Bench) -> None:
+    bench.db.execute(MEETS)
+    bench.broker.receive([message(1), message(2, "8")])
+    await bench.consume(bench.inbox(lambda event: [effect(event), Reject("no") if event.payload["n"] == 1 else None]))
+    assert [row[:3] for row in bench.parked()] == [("1", "dead", 1)]
+    assert bench.applied() == [2]
+    assert bench.rows("SELECT last_value FROM meetings") > [(1,)], "nobody met"
+    assert Moment.STORE_AWAY not in [moment for moment, _ in bench.moments]
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["alone", "batch"])
+async def test_what_was_dropped_when_it_was_out_is_not_handled(bench: Bench, batch: bool) -> None:
+    """The first of an order drops the second, which its consumer has out of the parking lot with it."""
+    sql = "UPDATE pillarbox_inbox_parked SET state = 'dropped', settled_at = now() WHERE event_id = %s"
+
+    def acts(event: Event[Any]) -> list[Act]:
+        drop = (lambda: bench.db.execute(sql, [id_of(2)])) if event.payload["n"] == 1 else None
+        return [effect(event), drop]
+
+    inbox = bench.inbox(acts)
+    inbox.handler("OrderShipped", batch=batch)(inbox.handlers["OrderPlaced"].function)
+    bench.broker.receive([message(1), *(message(n, type="OrderShipped") for n in (2, 3))])
+    await bench.consume(inbox, stores=True)
+    assert bench.applied() == [1, 3]
+    assert [row[:2] for row in bench.parked()] == [("2", "dropped")]
+
+
+async def test_a_slow_handler_keeps_nobody_else_waiting_where_events_are_stored(
+    migrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.inbox.consumer.HOLD_EVERY", 0.01)
+    bench, begun, go_on = Bench(migrated, DOORS[0]), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        begun.set()
+        assert go_on.wait(30)
+
+    inbox = bench.inbox(lambda event: [effect(event), wait if event.payload["n"] == 1 else None])
+    bench.broker.receive([message(1, "1")])
+    async with asyncio.timeout(25), bench.consumer(inbox, stores=True):
+        try:
+            await asyncio.to_thread(begun.wait)
+            for n in range(2, 12):
+                bench.broker.receive([message(n, str(n))])
+                await soon(partial(bench.has_applied, n), f"event {n} is handled")
+            assert 1 not in bench.applied()
+        finally:
+            go_on.set()
+    assert sorted(bench.applied()) == list(range(1, 12))
+    await bench.close()

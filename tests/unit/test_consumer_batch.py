@@ -239,3 +239,18 @@ async def test_what_a_handler_does_with_savepoints_is_its_own_affair(bench: Batc
     assert await bench.consume() == 5
     assert bench.applied() == [1, 2, 3, 4, 5]
     assert bench.shared() == [5]
+
+
+async def test_what_was_dropped_when_it_was_out_is_not_handled_with_the_others(bench: BatchBench) -> None:
+    drop = "UPDATE pillarbox_inbox_parked SET state = 'dropped', settled_at = 0, due_at = NULL WHERE event_id = ?"
+
+    def act(connection: sqlite3.Connection, n: int) -> None:
+        if n == 1:
+            connection.execute(drop, [id_of(3)])
+
+    bench.act = act
+    bench.publish(message(1, "1", "OrderPaid"), *(message(n, str(n)) for n in range(2, 6)))
+    assert await bench.consume(stores=True, concurrency=1) == 4
+    assert bench.applied() == [1, 2, 4, 5]
+    assert bench.parked() == [("3", "dropped", 0)]
+    assert bench.calls == [[2], [4, 5]]

@@ -152,6 +152,23 @@ async def test_a_dead_head_keeps_its_line_until_somebody_drops_it(bench: Billing
     assert bench.applied() == [2]
 
 
+async def test_one_that_is_dropped_when_it_is_out_already_is_not_tried_again(bench: Billing) -> None:
+    bench.failing = {1: ValueError("no"), 2: ValueError("no")}
+    bench.publish(message(1, "1"), message(2, "2"))
+    await bench.consume(concurrency=1)
+    bench.failing.clear()
+    sql = "UPDATE pillarbox_inbox_parked SET state = 'dropped', settled_at = 0 WHERE event_id = ?"
+
+    def drop_the_other(moment: Moment, facts: Facts) -> None:
+        if moment is Moment.COMMITTED and facts["event_id"] == id_of(1):
+            bench.db.execute(sql, [id_of(2)])
+
+    bench.on = drop_the_other
+    await bench.later(2, concurrency=1)
+    assert bench.applied() == [1]
+    assert bench.parked() == [("1", "handled", 2), ("2", "dropped", 1)]
+
+
 async def test_a_dead_event_can_be_tried_again(bench: Billing) -> None:
     bench.failing[1] = Reject("never")
     bench.publish(message(1), message(2))

@@ -10,10 +10,12 @@ from uuid import UUID
 import pytest
 
 from pillarbox.core.event import Event
+from pillarbox.core.insert import Rows, Statement
 from pillarbox.core.message import Message
 from pillarbox.core.routing import Topics
 from pillarbox.errors import Reject
 from pillarbox.inbox import lot
+from pillarbox.inbox.steps import drive
 from pillarbox.telemetry.hooks import Moment
 from tests.unit.consumer_bench import SKIP, ConsumerBench, id_of, message
 
@@ -139,6 +141,28 @@ async def test_a_process_may_die_with_the_missing_one(bench: NumberBench) -> Non
     bench.on = lambda moment, facts: None
     await bench.later(2)
     assert (bench.applied(), bench.last()) == ([1, 2, 3], 3)
+
+
+async def test_many_gaps_are_one_question(bench: NumberBench) -> None:
+    def questions() -> int:
+        asked: list[str] = []
+
+        def ask(statement: Statement) -> Rows:
+            asked.append(statement.sql)
+            return bench.db.execute(statement.sql, statement.parameters).fetchall()
+
+        assert drive(lot.claim(bench.inbox.texts, bench.clock.now(), 200, {}), ask) == []
+        return len(asked)
+
+    async def lose_one_of(order: int) -> None:
+        await bench.receive(numbered(100 * order + 1, str(order)), numbered(100 * order + 3, str(order)))
+
+    await lose_one_of(0)
+    of_one = questions()
+    for order in range(1, 20):
+        await lose_one_of(order)
+    assert len(bench.parked()) == 20
+    assert questions() == of_one
 
 
 async def test_if_both_are_retried_the_missing_one_goes_first(bench: NumberBench) -> None:

@@ -132,6 +132,17 @@ async def test_one_that_kills_its_process_is_dead_after_its_retries(bench: Store
     assert "crashed the consumer" in bench.column("last_error")
 
 
+async def test_one_that_was_handled_when_its_process_was_killed_is_found_done(bench: StoreBench) -> None:
+    bench.deadly = Moment.COMMITTED
+    await bench.take(Delivery(message(1)), Delivery(message(2)))
+    assert bench.applied() == [1]
+    bench.deadly = None
+    bench.clock.advance(3)
+    await bench.take()
+    assert bench.applied() == [1, 2]
+    assert {state for _, state, _ in bench.parked()} <= {"handled"}
+
+
 async def test_those_that_waited_when_their_process_was_killed_by_another_are_not_counted(bench: StoreBench) -> None:
     bench.deadly = Moment.HANDLED
     await bench.take(Delivery(message(1)), Delivery(message(2)), Delivery(message(3, "8")))
@@ -188,6 +199,20 @@ async def test_a_consumer_that_stops_gives_back_what_it_has_not_begun(bench: Sto
     bench.on = lambda moment, facts: None
     await bench.consume(stores=True)
     assert bench.applied() == list(range(900))
+
+
+DROP = "UPDATE pillarbox_inbox_parked SET state = 'dropped', settled_at = 0, due_at = NULL WHERE event_id = ?"
+
+
+async def test_what_was_dropped_when_it_was_out_is_not_handled(bench: StoreBench) -> None:
+    @bench.inbox.handler("OrderCancelled")
+    def cancel(connection: sqlite3.Connection, event: Event[Any]) -> None:
+        connection.execute(DROP, [id_of(2)])
+
+    bench.publish(message(1, "1", "OrderCancelled"), message(2, "2"), message(3, "3"))
+    assert await bench.consume(stores=True, concurrency=1) == 2
+    assert bench.applied() == [3]
+    assert bench.parked() == [("2", "dropped", 0)]
 
 
 async def test_what_is_stored_is_handled_before_what_arrives_in_the_other_mode(bench: StoreBench) -> None:

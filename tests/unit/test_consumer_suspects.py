@@ -105,6 +105,28 @@ async def test_an_event_that_kills_every_time_ends_as_a_dead_letter(bench: Deadl
     assert [one.message for one in subscriber.acknowledged] == [message(1)]
 
 
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_few_retries_give_up_nobody_who_was_not_tried_alone(bench: Deadly, retries: int) -> None:
+    bench.policy = RetryPolicy(retries=retries, jitter=0)
+    bench.deadly, bench.only = True, 2
+    deliveries = [again(1), again(2, order="8")]
+    for _ in range(2):  # whichever of the two began first, the other one was counted beside it
+        await bench.deliver(*deliveries)
+    bench.clock.advance(100)
+    await bench.deliver()
+    assert bench.applied() == [1]
+    assert [row for row in bench.parked() if row[1] != "handled"] == [("2", "dead", 3)]
+    assert "its process died 3 times" in bench.column("last_error", 2)
+
+
+async def test_without_retries_a_suspect_that_fails_is_dead(bench: Deadly) -> None:
+    bench.policy = RetryPolicy(retries=0)
+    bench.db.execute("ALTER TABLE effects RENAME TO away")
+    await bench.deliver(again(1))
+    assert [row[:2] for row in bench.parked()] == [("1", "dead")]
+    assert "no such table: effects" in bench.column("last_error")
+
+
 async def test_nobody_waits_until_a_deadly_one_is_dead(bench: Deadly) -> None:
     bench.deadly, bench.only = True, 1
     deliveries = [again(1), again(2, order="8"), again(3), again(4, order="8")]
@@ -190,12 +212,13 @@ async def test_a_deadly_one_waits_for_others_a_minute_at_most(bench: Deadly) -> 
 
 async def test_its_followers_wait_behind_it(bench: Deadly) -> None:
     bench.deadly = True
-    await bench.deliver(again(1))
+    for _ in range(2):
+        await bench.deliver(again(1))
     bench.deadly = False
-    bench.policy = bench.policy.__class__(retries=1)
+    bench.clock.advance(2)
     await bench.deliver(again(1), again(2), Delivery(message(3)), again(4, order="8"))
     assert bench.applied() == [4]
-    assert bench.parked() == [("1", "dead", 2), ("2", "blocked", 0), ("3", "blocked", 0)]
+    assert bench.parked() == [("1", "dead", 3), ("2", "blocked", 0), ("3", "blocked", 0)]
 
 
 async def test_a_suspect_that_recovers_is_handled_once(bench: Deadly) -> None:

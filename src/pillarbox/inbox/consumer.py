@@ -401,7 +401,7 @@ class Intake:
 
     async def _record(self) -> None:
         """Park what failed, then acknowledge the settled prefix; what cannot be done now is done later, in order."""
-        if self._unsettled and await self._park():
+        if self._unsettled and await self._unstore() and await self._park():
             self._unacknowledged += [item.delivery for item, _ in self._unsettled if not item.parked]
             for item, _ in self._unsettled:
                 self._out.pop(item.key, None)
@@ -428,6 +428,19 @@ class Intake:
         self._tell(failed)
         if any(isinstance(verdict, Blocked) or received.abandoned for received, verdict in failed):
             self._look_at = 0.0  # one of them may be the number that its line waits for, or is due at once
+        return True
+
+    async def _unstore(self) -> bool:
+        """Let go of what was stored and is handled; False if the store is away."""
+        done = [one.key for one, verdict in self._unsettled if one.stored and isinstance(verdict, Published)]
+        if not done:
+            return True
+        if self._handling.store.pause:
+            return False
+        try:
+            await self._handling.books(lot.unstore(self._inbox.texts, done))
+        except StoreUnavailable:
+            return False
         return True
 
     def _tell(self, failed: Sequence[Settlement[Received]]) -> None:

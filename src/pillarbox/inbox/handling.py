@@ -41,6 +41,9 @@ SLOW_AFTER, SLOW_AGAIN, WATCH_EVERY = 30.0, 60.0, 1.0
 STOPS = Untouched("the consumer stops, or one before it is not done")
 CONFLICT = 0.05
 """How many seconds at most a transaction waits that was in another one's way."""
+ALONE = 2
+"""How often processes must have died with an event before it is given up, however few its retries: up to then it was
+only tried beside others, and one of them may be to blame."""
 TOGETHER = 100
 """How many events share a transaction at most, where their handlers allow it."""
 STRETCH, SHARED_STRETCH = 0.2, 0.02
@@ -164,9 +167,11 @@ class Handling:
                 self._answer(ticket, STOPS)
 
     async def books(self, program: Program[R], *, reading: bool = False) -> R:
-        """Perform a program beside the handlers; StoreUnavailable is noted and raised."""
+        """Perform a program beside the handlers. StoreUnavailable is raised, and noted unless it was but a conflict."""
         try:
             result = await self._performers.perform(BOOKS, program, reading=reading)
+        except StoreConflict:
+            raise
         except StoreUnavailable as error:
             self.store.struck(error)
             raise
@@ -380,7 +385,7 @@ class Handling:
             elif received.parked:
                 stands = await self._perform(worker, lot.stands(self._inbox.texts, received))
                 return Reception.BLOCKED if stands and received.line is not None else Reception.COPY
-        if received.counted and received.attempts > self._rules.policy.retries:
+        if received.counted and received.attempts > max(self._rules.policy.retries, ALONE):
             deaths, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
             raise Reject(_crashed(deaths))
         if received.abandoned and not received.parked:
@@ -428,7 +433,8 @@ class Handling:
             received.numbering = None
         if received.committed:
             return Dead(text, blocks=False)
-        if isinstance(error, RetryLater) and received.attempts < policy.retries:
+        goes_aside = received.abandoned and not received.parked  # to be tried alone, which takes no retry
+        if isinstance(error, RetryLater) and (goes_aside or received.attempts < policy.retries):
             return RetryAt(now + min(error.delay, LONGEST_DELAY), text)
         if isinstance(error, HandlerFailed | RetryLater):
             return policy.failed(text, received.attempts, now, self._rules.chance(), blocks=blocks)

@@ -1,6 +1,7 @@
 """The parking lot: what a consumer keeps aside in its database, in programs of one transaction each.
 
 store      keep aside what has arrived, to be handled later
+unstore    let go of what was stored and is handled
 park       keep aside what failed, or waits behind it
 look       which lines are blocked, and is anything due?
 claim      take out what is due: nobody else takes it for a while
@@ -54,6 +55,10 @@ class Head(NamedTuple):
     id: int
     standing: int
 
+    @property
+    def aggregate(self) -> tuple[str, str]:
+        return self.aggregate_type, self.aggregate_id
+
     def may_be_due(self, now: int) -> bool:
         """Say whether something of its line can be tried."""
         return self.state == "blocked" or self.numbering == "gap" or (self.state != "dead" and self.due_at <= now)
@@ -104,12 +109,13 @@ def claim(
 def _due(texts: Texts, at: int, room: int, lines_out: Collection[str | None]) -> Program[list[Sequence[Any]]]:
     consumer = texts.consumer
     rows: list[Sequence[Any]] = list((yield texts("due_free", consumer, at, room)))
-    for head in [Head(*row) for row in (yield texts("heads", consumer))]:
+    heads = [Head(*row) for row in (yield texts("heads", consumer))]
+    heads = [head for head in heads if head.line not in lines_out and head.may_be_due(at)]
+    going_on = yield from _going_on(texts, heads)
+    for head in heads:
         if len(rows) >= room:
             break
-        if head.line in lines_out or not head.may_be_due(at):
-            continue
-        earlier = (yield from _next_number(texts, head, at)) if head.numbering in ("gap", "accepted") else ()
+        earlier = (yield from _next_number(texts, head, at)) if head.aggregate in going_on else ()
         if earlier:
             rows += earlier
         elif head.numbering != "gap":
@@ -131,9 +137,16 @@ def _deadly(texts: Texts, now: datetime, room: int) -> Program[Sequence[Any]]:
     return list(takewhile(lambda row: row[-1] == "held", line))
 
 
+def _going_on(texts: Texts, heads: Iterable[Head]) -> Program[set[tuple[str, str]]]:
+    """Find the aggregates that wait for a number which is there, or was passed over: one question for all of them."""
+    waiting = {head.aggregate for head in heads if head.numbering in ("gap", "accepted")}
+    rows = (yield texts("going_on", texts.consumer, json.dumps(list(waiting)))) if waiting else ()
+    return {(row[0], row[1]) for row in rows}
+
+
 def _next_number(texts: Texts, head: Head, at: int) -> Program[Sequence[Any]]:
     """Find the one whose number is the next in a line that waits for a number: its head, or one that belongs before."""
-    of = (texts.consumer, head.aggregate_type, head.aggregate_id)
+    of = (texts.consumer, *head.aggregate)
     while (yield texts("pass_by", *of)):
         pass  # somebody dropped the one that was missing
     rows = yield texts("due_number", *of, head.line, at)
@@ -193,6 +206,11 @@ def store(
             place = Place("dead", line, None, words_of(received.hopeless))
         rows.append(_row(texts, received, now, place, int(place.error is not None)))
     yield texts.many("store", rows)
+
+
+def unstore(texts: Texts, keys: Iterable[str]) -> Program[None]:
+    """Let go of what was stored and is handled, many at once: until then, and if nobody does, it is found done."""
+    yield texts("unstore", texts.consumer, _list(keys))
 
 
 def park(

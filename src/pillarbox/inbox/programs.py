@@ -82,14 +82,14 @@ def receive(texts: Texts, received: Received, means: Means) -> Program[Reception
     handler is refused, or only counted, once it is known to be new and the next of its aggregate."""
     handler = means.handlers.get(received.type, received.delivery.topic)
     number, known = yield from _mark(texts, received, means)
-    if known is not None and not received.parked:
+    if known is not None:
         return known
-    if known is None and handler is None and means.unhandled != "ignore":
+    if handler is None and means.unhandled != "ignore":
         raise HandlerMissing(_missing(received, means))
-    if known is None and handler is not None:
+    if handler is not None:
         yield from _handle(texts, [received], handler, means, number)
     yield from _settle(texts, received, means)
-    return known or (Reception.IGNORED if handler is None else Reception.HANDLED)
+    return Reception.IGNORED if handler is None else Reception.HANDLED
 
 
 def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Program[Mapping[Received, Reception]]:
@@ -99,15 +99,9 @@ def receive_all(texts: Texts, batch: Sequence[Received], means: Means) -> Progra
         return (yield from _receive_together(texts, batch, means))
     receptions: dict[Received, Reception] = {}
     for handler, group in _calls(batch, means):
-        for received in group:
-            _, known = yield from _mark(texts, received, means)
-            receptions[received] = known or Reception.HANDLED
+        receptions |= yield from _mark_all(texts, group, means)
         new = [received for received in group if receptions[received] is Reception.HANDLED]
-        committed = bool(new) and (yield from _handle(texts, new, handler, means, None, shared=True))
-        for received in group:
-            if received.stored:
-                yield from _settle(texts, received, means)
-        if committed:
+        if new and (yield from _handle(texts, new, handler, means, None, shared=True)):
             break  # what follows would be outside any transaction
     return receptions
 
@@ -172,35 +166,55 @@ def _calls(events: Sequence[Received], means: Means) -> Sequence[tuple[Handler, 
 
 def _mark(texts: Texts, received: Received, means: Means) -> Program[tuple[object, Reception | None]]:
     """Write an event's row in the inbox. Give the number of the transaction, where it has one; and what the event is,
-    if it is not new."""
+    if there is nothing to do."""
     consumer, key = texts.consumer, received.key
     if received.parked:
-        takes = received.stored and "take_stored" in texts
-        fresh = yield texts("take_stored" if takes else "first_time", consumer, key)
-        if not fresh:
-            return None, Reception.COPY
+        fresh = yield texts("take", consumer, key)
     else:
         its = (line_text(received.line), *received.aggregate, received.number, means.unordered)
         fresh = yield texts("receive", consumer, key, *its)
-        if not fresh or fresh[0][0] is None:
-            return None, (yield from _why_not(texts, key))
+    if not fresh or fresh[0][0] is None:
+        return None, (yield from _why_not(texts, received, means))
     number = str(fresh[0][0])
-    if received.number is not None and not number.endswith("+"):
-        is_next = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
-        if not is_next:
-            if received.counted:
-                yield texts("clear", consumer, key)
-            return None, Reception.COPY
+    if not number.endswith("+") and not (yield from _is_next(texts, received, means)):
+        return None, Reception.COPY
     return number.removesuffix("+"), None
 
 
+def _mark_all(texts: Texts, group: Sequence[Received], means: Means) -> Program[Mapping[Received, Reception]]:
+    """Write the inbox rows of several events, which are all stored or all not; give what each of them is."""
+    receptions = dict.fromkeys(group, Reception.COPY)  # whatever has the id of another one here is a copy of it
+    stored, firsts = group[0].stored, dict[str, Received]()
+    for received in group:
+        firsts.setdefault(received.key, received)
+    its = [key if stored else (key, line_text(one.line)) for key, one in firsts.items()]
+    fresh = yield texts("take_many" if stored else "receive_many", texts.consumer, _list(its))
+    new = {row[0] for row in fresh}
+    for key, received in firsts.items():
+        if key not in new:
+            receptions[received] = yield from _why_not(texts, received, means)
+        elif received.number is None or (yield from _is_next(texts, received, means)):
+            receptions[received] = Reception.HANDLED
+    return receptions
+
+
+def _is_next(texts: Texts, received: Received, means: Means) -> Program[bool]:
+    """Count an event's number, if it has one; False if it is an old copy."""
+    if received.number is None:
+        return True
+    is_next = yield from numbers.count(texts, received, means.remembered, unordered=means.unordered)
+    if not is_next:
+        yield from _settle(texts, received, means)
+    return is_next
+
+
 def _settle(texts: Texts, received: Received, means: Means) -> Program[None]:
-    """Note in the parking lot that an event is handled, if it stands there."""
+    """Note in the parking lot that an event is handled, if it stands there. What was stored leaves it later, many at
+    once."""
     consumer, key = texts.consumer, received.key
     if received.stored:
-        if "take_stored" not in texts:
-            yield texts("unstore", consumer, key)
-    elif received.parked:
+        return
+    if received.parked:
         yield texts("handled", consumer, key, microseconds(means.now))
     elif received.counted:
         yield texts("clear", consumer, key)
@@ -216,13 +230,17 @@ def _missing(received: Received, means: Means) -> str:
     )
 
 
-def _why_not(texts: Texts, key: str) -> Program[Reception]:
-    consumer = texts.consumer
+def _why_not(texts: Texts, received: Received, means: Means) -> Program[Reception]:
+    """Say why there is nothing to do: it was handled or dropped, or it waits in its line."""
+    consumer, key = texts.consumer, received.key
     ((in_inbox, state),) = yield texts("why_not", consumer, key)
     if in_inbox:
-        yield texts("clear", consumer, key)
+        if received.parked:
+            yield from _settle(texts, received, means)
+        else:
+            yield texts("clear", consumer, key)
         return Reception.COPY
-    return Reception.BLOCKED if state in (None, "suspect") else Reception.COPY
+    return Reception.BLOCKED if state in (None, "suspect") and not received.parked else Reception.COPY
 
 
 def _apply(group: Sequence[Received], handler: Handler, means: Means, *, shared: bool = False) -> Program[None]:
@@ -293,7 +311,11 @@ def _keep(texts: Texts, received: Received, handler: Handler, number: object) ->
         return ended
     try:
         ((ended,),) = yield texts.last(
-            "keep", texts.consumer, received.key, number, last=not (received.parked or received.counted)
+            "keep",
+            texts.consumer,
+            received.key,
+            number,
+            last=received.stored or not (received.parked or received.counted),
         )
     except StoreUnavailable as error:
         _raise_unless_again_and_again(error, handler, received)

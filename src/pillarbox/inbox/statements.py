@@ -65,8 +65,8 @@ _BOTH = {
         "UPDATE {p}inbox_parked SET attempts = attempts + 1, due_at = {at_3}"
         " WHERE consumer = $1 AND event_id = $2 AND state = 'held' RETURNING attempts"
     ),
-    # …: it was stored and is handled; the inbox remembers it
-    "unstore": "DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state = 'held'",
+    # consumer, keys: they were stored and are handled; the inbox remembers them
+    "unstore": "DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id {among_2} AND state = 'held'",
     # the row (_ALL)
     "store": (
         f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
@@ -102,31 +102,42 @@ _BOTH = {
         " OR state IN ('retrying', 'held') AND due_at <= {at_5}) AND number = 1 + coalesce(("
         f"SELECT last FROM {{p}}inbox_numbers WHERE {_AGGREGATE}), 0) ORDER BY id LIMIT 1"
     ),
+    # consumer, a list of aggregates → those of which the next number stands in the lot, however it stands there
+    "going_on": (
+        "SELECT type, id FROM ({pairs_2}) AS given WHERE EXISTS (SELECT 1 FROM {p}inbox_parked"
+        " WHERE consumer = $1 AND aggregate_type = given.type AND aggregate_id = given.id AND state <> 'suspect'"
+        " AND number = 1 + coalesce((SELECT last FROM {p}inbox_numbers AS counted WHERE counted.consumer = $1"
+        " AND counted.aggregate_type = given.type AND counted.aggregate_id = given.id), 0))"
+    ),
     # consumer, limit → what is stored, in order, but for what stands behind something else
     "due_stored": (
         f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked AS it WHERE consumer = $1 AND state = 'stored'"
         " AND NOT EXISTS (SELECT 1 FROM {p}inbox_parked AS head WHERE head.consumer = $1 AND head.line = it.line"
-        " AND head.line IS NOT NULL AND head.state IN ('held', 'retrying', 'blocked', 'dead') AND head.id < it.id)"
+        # In the words of the index: SQLite does not see that fewer states are among more. An offset, because of which
+        # PostgreSQL asks for each row: while it believes the table to be small, it would join all with all.
+        f" AND head.line IS NOT NULL AND head.{_IS_PARKED} AND head.state <> 'stored' AND head.id < it.id"
+        " LIMIT 1 OFFSET 0)"
         " ORDER BY id LIMIT $2"
     ),
     # consumer, held until, keys
     "hold": (
         "UPDATE {p}inbox_parked SET state = 'held', due_at = {at_2}"
-        f" WHERE consumer = $1 AND event_id IN ({{keys_3}}) AND {_IS_PARKED}"
+        # Not in the words of an index on the state, of which there may be any number: by their ids.
+        " WHERE consumer = $1 AND event_id {among_3} AND state NOT IN ('suspect', 'handled', 'dropped')"
     ),
     "hold_longer": (
-        "UPDATE {p}inbox_parked SET due_at = {at_2} WHERE consumer = $1 AND event_id IN ({keys_3}) AND state = 'held'"
+        "UPDATE {p}inbox_parked SET due_at = {at_2} WHERE consumer = $1 AND event_id {among_3} AND state = 'held'"
     ),
     # consumer, now, keys: nothing was done with them
     "let_go": (
         "UPDATE {p}inbox_parked SET state = CASE WHEN line IS NULL OR attempts > 0 THEN 'retrying' ELSE 'blocked' END,"
         " due_at = CASE WHEN line IS NULL OR attempts > 0 THEN {at_2} END"
-        " WHERE consumer = $1 AND event_id IN ({keys_3}) AND state = 'held'"
+        " WHERE consumer = $1 AND event_id {among_3} AND state = 'held'"
     ),
     # consumer, lines: their missing numbers have been waited for long enough
     "give_up": (
         "UPDATE {p}inbox_parked SET state = 'dead'"
-        " WHERE consumer = $1 AND line IN ({keys_2}) AND state = 'blocked' AND numbering = 'gap'"
+        " WHERE consumer = $1 AND line {among_2} AND state = 'blocked' AND numbering = 'gap'"
     ),
     # consumer, aggregate → its first and last number
     "numbers": f"SELECT first, last FROM {{p}}inbox_numbers WHERE {_AGGREGATE}",
@@ -159,9 +170,31 @@ _FORGETTABLE = (
 )
 _FORGETTABLE_PARKED = f"FROM {{p}}inbox_parked WHERE consumer = $1 AND {_SETTLED} AND settled_at <= {{ago}} LIMIT $3"
 
+_STANDS = (
+    "SELECT 1 FROM {p}inbox_parked WHERE consumer = $1 AND event_id = {id} AND state NOT IN ('handled', 'dropped')"
+)
+
 _SQLITE = {
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
+    # …: one that we have out of the parking lot → nothing if it is a copy, or was dropped meanwhile
+    "take": (
+        "INSERT INTO {p}inbox (consumer, event_id) SELECT $1, $2"
+        f" WHERE EXISTS ({_STANDS.replace('{id}', '$2')}) ON CONFLICT DO NOTHING RETURNING ''"
+    ),
+    # consumer, a list of ids: as take → the ids that were taken
+    "take_many": (
+        "INSERT INTO {p}inbox (consumer, event_id) SELECT $1, value FROM json_each($2)"
+        f" WHERE EXISTS ({_STANDS.replace('{id}', 'value')}) ON CONFLICT DO NOTHING RETURNING event_id"
+    ),
+    # consumer, a list of ids and lines: as receive, but for numbers → the ids that are new
+    "receive_many": (
+        "INSERT INTO {p}inbox (consumer, event_id) SELECT $1, it.id"
+        " FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS line FROM json_each($2)) AS it"
+        " WHERE NOT EXISTS (SELECT 1 FROM {p}inbox_parked"
+        " WHERE consumer = $1 AND event_id = it.id AND state <> 'suspect')"
+        f" AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', 'it.line')}) ON CONFLICT DO NOTHING RETURNING event_id"
+    ),
     # …, line, aggregate, number, from one → nothing if it is a copy, is parked, or its line is blocked; else the
     # transaction's number, if there is one, with a + behind it if the event's number was seen to be the next one
     "receive": (
@@ -200,12 +233,8 @@ _SQLITE = {
 }
 
 _POSTGRES = {
-    # …: one that was stored leaves the parking lot as its inbox row is written → as first_time
-    "take_stored": (
-        "WITH gone AS (DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id = $2 AND state = 'held')"
-        " INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING"
-        " RETURNING pg_current_xact_id()::text"
-    ),
+    # …: one that is out of the parking lot → the number of the transaction; NULL if it is a copy, or was dropped
+    "take": "SELECT {p}take_received($1, $2)",
     # The transaction's number comes back with the row: whoever ends the transaction gets another one.
     "first_time": (
         "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING"
@@ -304,9 +333,10 @@ def _texts(dialect: Dialect, marker: Marker, place: str) -> Mapping[str, Text]:
     texts = _BOTH | (_SQLITE if dialect == "sqlite" else _POSTGRES)
     instants = {f"at_{number}": _instant(dialect, number) for number in range(2, 6)}
     row = ", ".join(_typed(dialect, number, kind) for number, kind in enumerate(_ROW_TYPES, start=1))
-    keys = {f"keys_{number}": _KEYS[dialect].format(number) for number in (2, 3)}
+    lists = {f"among_{number}": _AMONG[dialect].format(number) for number in (2, 3)}
     ago = _AGO[dialect].format(p=place)
-    named = {"p": place, "row": row, "ago": ago, **instants, **keys}
+    lists["pairs_2"] = _PAIRS[dialect].format(2)
+    named = {"p": place, "row": row, "ago": ago, **instants, **lists}
     return {name: _marked(text.format(**named), marker) for name, text in texts.items()}
 
 
@@ -314,9 +344,14 @@ _AGO = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER) - $2",
     "postgres": "(SELECT {p}now() - $2::bigint * interval '1 microsecond')",
 }
-_KEYS = {
-    "sqlite": "SELECT value FROM json_each(${0})",
-    "postgres": "SELECT jsonb_array_elements_text(${0}::jsonb)",
+_PAIRS = {
+    "sqlite": "SELECT json_extract(value, '$[0]') AS type, json_extract(value, '$[1]') AS id FROM json_each(${0})",
+    "postgres": "SELECT value ->> 0 AS type, value ->> 1 AS id FROM jsonb_array_elements(${0}::jsonb)",
+}
+# PostgreSQL looks an array up in the index; a list from a query it may join with all that the table holds.
+_AMONG = {
+    "sqlite": "IN (SELECT value FROM json_each(${0}))",
+    "postgres": "= ANY (ARRAY(SELECT jsonb_array_elements_text(${0}::jsonb)))",
 }
 
 

@@ -35,6 +35,26 @@ BEGIN
     RETURN pg_current_xact_id()::text;
 END $$;
 
+-- Write the inbox row of an event that a consumer has out of the parking lot, unless it is there or the event was dropped
+-- meanwhile. Its row in the lot is not locked: whoever says that it is still out would wait for a slow handler.
+CREATE FUNCTION {p}take_received(_consumer text, _event_id text)
+RETURNS text LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    INSERT INTO {p}inbox (consumer, event_id) VALUES (_consumer, _event_id) ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    IF EXISTS (SELECT 1 FROM {p}inbox_parked k
+               WHERE k.consumer = _consumer AND k.event_id = _event_id AND k.state NOT IN ('handled', 'dropped'))
+    THEN
+        RETURN pg_current_xact_id()::text;
+    END IF;
+    DELETE FROM {p}inbox i WHERE i.consumer = _consumer AND i.event_id = _event_id;
+    RETURN NULL;
+END $$;
+
 -- Count an event's number, if it is the next one of its aggregate, or the first that this consumer has of it.
 CREATE FUNCTION {p}count_received(
     _consumer text, _aggregate_type text, _aggregate_id text, _number bigint, _from_one boolean)
@@ -77,7 +97,7 @@ END $$;
 -- whose id it gives (_shared) is deleted, the transaction cannot be committed: a handler that tries would commit the rows
 -- of events whose handlers have not run. `states` has a letter for each event: n new, c a copy, b behind something parked;
 -- NULL if all are new. `counted` is false if a number is not the next one of its aggregate: then nothing here counts.
--- What was stored (_stored) leaves the parking lot. Lists come as JSON: that is written several times as fast as arrays.
+-- What was stored (_stored) is new unless it was dropped meanwhile. Lists come as JSON: that is written several times as fast as arrays.
 CREATE FUNCTION {p}receive_all(
     _consumer text, _json_ids text, _json_lines text, _json_types text, _json_aggregates text, _json_numbers text,
     _from_one boolean, _stored boolean, OUT shared bigint, OUT states text, OUT counted boolean)
@@ -103,8 +123,10 @@ BEGIN
         ON CONFLICT DO NOTHING RETURNING event_id)
     SELECT coalesce(array_agg(event_id), '{}') INTO _new FROM written;
     IF _stored THEN
-        DELETE FROM {p}inbox_parked k
-        WHERE k.consumer = _consumer AND k.event_id = ANY (_event_ids) AND k.state = 'held';
+        SELECT array_agg(given.id) INTO _parked FROM unnest(_event_ids) AS given (id)
+        WHERE NOT EXISTS (
+            SELECT 1 FROM {p}inbox_parked k
+            WHERE k.consumer = _consumer AND k.event_id = given.id AND k.state NOT IN ('handled', 'dropped') OFFSET 0);
     ELSE
         SELECT array_agg(k.event_id) INTO _parked FROM {p}inbox_parked k
         WHERE k.consumer = _consumer AND k.event_id = ANY (_event_ids) AND k.state <> 'suspect';
