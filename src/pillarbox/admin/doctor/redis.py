@@ -72,8 +72,8 @@ def _replicas(facts: Facts) -> Iterator[Trouble]:
     if redis.replicas < redis.awaited:
         line = (
             f"the relay waits for {counted(redis.awaited, 'replica')} to have each event on disk (redis.replicas), and"
-            f" there {'is' if redis.replicas == 1 else 'are'} {redis.replicas}: nothing counts as published; start them,"
-            " or ask for fewer"
+            f" there {'is' if redis.replicas == 1 else 'are'} {redis.replicas}: nothing counts as published;"
+            " start them, or ask for fewer"
         )
         yield Trouble("problem", line)
     elif redis.replicas and not redis.awaited:
