@@ -23,6 +23,8 @@ except ImportError as error:  # pragma: no cover - the extra is installed where 
 
 CONNECTING = 3.0
 """Seconds for each address, at most."""
+REACHING = 10.0
+"""The same, if nobody waits for an answer."""
 IDLE = 15.0
 """Seconds after which a connection that nobody used is closed."""
 LOOKED_UP_FOR = 30.0
@@ -85,7 +87,7 @@ class Client:
         tls, name = (self._tls, self._options.host) if self._options.scheme == "https" else (None, None)
         for address in await self._checked():
             try:
-                async with asyncio.timeout(CONNECTING):
+                async with asyncio.timeout(REACHING):
                     _, writer = await asyncio.open_connection(
                         address, self._options.port, ssl=tls, server_hostname=name
                     )
