@@ -20,6 +20,7 @@ from pillarbox.core.insert import (
     refuse_duplicates,
 )
 from pillarbox.core.postgres_facts import error_of
+from pillarbox.core.wording import a_kind_of
 from pillarbox.errors import ConfigError, MissingExtra, NoTransaction, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
@@ -169,7 +170,7 @@ async def _call(connection: AnyConnection, step: Call) -> object:
 def _check(connection: object) -> None:
     if not isinstance(connection, asyncpg.Connection | PoolConnectionProxy):
         raise ConfigError(
-            f"a {type(connection).__module__}.{type(connection).__qualname__} is no asyncpg connection: take one from"
+            f"{a_kind_of(connection)} is no asyncpg connection: take one from"
             " the pool with `async with pool.acquire() as connection:`; each other tool has a module of its own"
         )
     if not connection.is_closed() and not connection.is_in_transaction():

@@ -14,6 +14,7 @@ from uuid import UUID
 from pillarbox.core.event import Event
 from pillarbox.core.insert import OnDuplicate, Place, PlaceOptions, Rows, Statement, insertion, plain_insertion
 from pillarbox.core.sqlite_facts import LEGACY, check_transaction, error_of
+from pillarbox.core.wording import a_kind_of
 from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
@@ -194,7 +195,7 @@ def _check_module(connection: object) -> None:
     if not isinstance(connection, sqlite3.Connection):
         kind = type(connection)
         raise ConfigError(
-            f"a {kind.__module__}.{kind.__qualname__} is no connection that pillarbox.dbapi knows: it takes"
+            f"{a_kind_of(connection)} is no connection that pillarbox.dbapi knows: it takes"
             f" sqlite3.Connection; {_door_for(kind.__module__.partition('.')[0])}"
         )
 

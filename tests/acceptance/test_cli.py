@@ -165,6 +165,10 @@ def test_a_database_that_is_not_there_yet_is_one_line_and_code_1(shop: "Shop", c
     [
         ("relay run --bogus", "No such option: --bogus"),
         ("bogus", "No such command 'bogus'"),
+        ("--database sqlite:///shop.db status", "; it stands behind the command: pillarbox status --database …; `"),
+        ("relay --broker stdout: once", "it stands behind the command: pillarbox relay once --broker …;"),
+        ("--database sqlite:///shop.db", "it stands behind the command: pillarbox COMMAND --database …;"),
+        ("--bogus status", "No such option: --bogus; `pillarbox --help`"),
         ("pause", "Missing argument 'TOPIC'"),
         ("config show --set relay.batch", "'relay.batch' is not KEY=VALUE"),
         ("events list --status bogus", "'bogus' is none of pending, retrying,"),

@@ -106,7 +106,20 @@ def test_once_consumes_until_nothing_is_left(billing: "Shop") -> None:
     relay(billing)
     assert billing.type(f"{CONSUME} --once").stderr == "handled 2 events\n"
     assert sorted(invoices(billing)) == [7, 8]
-    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}}
+    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}, "left": {}}
+
+
+def test_once_says_what_it_left(billing: "Shop") -> None:
+    billing.placed(13)
+    billing.placed(13)
+    billing.placed(7)
+    relay(billing)
+    summary, warning = billing.type(f"{CONSUME} --once").stderr.splitlines()[-2:]
+    assert summary == "handled 1 event"
+    assert warning.endswith(
+        "WARNING left: 1 blocked, 1 dead; `pillarbox events list --inbox` on the consumer's database says why"
+    )
+    assert billing.json(f"{CONSUME} --once --json")["left"] == {"blocked": 1, "dead": 1}
 
 
 def test_once_says_what_it_passed_over(billing: "Shop") -> None:
@@ -115,7 +128,7 @@ def test_once_says_what_it_passed_over(billing: "Shop") -> None:
     relay(billing)
     said = billing.type(f"{CONSUME} --topic events --once --set inbox.unhandled=ignore").stderr
     assert said == "handled 1 event; passed over 3 events without a handler: 2 OrderShiped, 1 OrderBilled\n"
-    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}}
+    assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}, "left": {}}
 
 
 def _register_a_handler(billing: "Shop") -> None:
@@ -169,6 +182,10 @@ def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", unti
         assert (record["payload"], record["body_base64"]) == ({"order_id": 13}, None)
         shown = billing.type(f"pillarbox dead show {id} {dead}").stdout
         assert "we do not bill order 13" in shown
+        elsewhere = billing.type(f"pillarbox dead show {id} --database sqlite:///billing.db", code=4).stderr
+        assert elsewhere == f"no dead event has the id {id}; one that was received has it: add --inbox\n"
+        elsewhere = billing.type(f"pillarbox events show {id} --inbox --database sqlite:///shop.db", code=4).stderr
+        assert elsewhere == f"no event has the id {id}; one that was added has it: leave out --inbox\n"
         assert re.search(r'payload +\{"order_id": 13\}', shown)
         (billing.directory / "superstition-is-over").touch()
         done = billing.type(f"pillarbox dead retry {id} --json {dead}")

@@ -130,7 +130,7 @@ def test_anything_but_a_connection_is_refused(thing: object) -> None:
 
 
 def test_a_cursor_is_refused(connection: sqlite3.Connection) -> None:
-    with pytest.raises(ConfigError, match=r"a sqlite3\.Cursor is no connection"):
+    with pytest.raises(ConfigError, match=r"^a sqlite3\.Cursor is no connection"):
         outbox.add(connection.cursor(), PING)  # type: ignore[arg-type]
 
 

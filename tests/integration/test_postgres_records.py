@@ -338,13 +338,14 @@ async def test_what_an_inbox_keeps_aside_is_found_retried_and_dropped(log: Postg
     for event_id, state in (("one", "suspect"), ("two", "dead"), ("three", "blocked")):
         log.sql(
             "INSERT INTO pillarbox_inbox_parked (consumer, event_id, state, line, topic, headers, body,"
-            " aggregate_type, aggregate_id, event_type)"
-            " VALUES ('billing', %s, %s, 'line', 'orders', '{}', 'x', 'order', '1', 'Placed')",
-            [event_id, state],
+            " aggregate_type, aggregate_id, event_type, number)"
+            " VALUES ('billing', %s, %s, 'line', 'orders', '{}', 'x', 'order', '1', 'Placed', length(%s))",
+            [event_id, state, event_id],
         )
     query = Query(side="inbox", consumer="billing", newest_first=False)
-    seen = [(one.event_id, one.status, one.blocked_by) for one in await log.finder.find(log.connection, query)]
-    assert seen == [("one", "retrying", None), ("two", "dead", None), ("three", "blocked", "two")]
+    found = await log.finder.find(log.connection, query)
+    seen = [(one.event_id, one.status, one.blocked_by, one.number) for one in found]
+    assert seen == [("one", "retrying", None, 3), ("two", "dead", None, 3), ("three", "blocked", "two", 5)]
     assert (await log.overview.stats(log.connection)).inbox_dead == 1
     assert await log.mending.retry(log.connection, Query(side="inbox", status=("retrying",))) == 1
     assert await log.mending.drop(log.connection, Query(side="inbox", ids=("two",))) == 1

@@ -173,6 +173,8 @@ def test_another_database_is_refused_by_name() -> None:
 
 
 def test_an_engine_is_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"^an Event is nothing that .* give a Session or a Connection"):
+        Outbox().add(Event("Ping", {}), Event("Ping", {}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give a Session or a Connection"):
         outbox.add(engine, PING)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give a sessionmaker"):

@@ -70,11 +70,11 @@ async def test_what_was_received_and_is_dead_is_found_retried_and_dropped(shop: 
     store = await shop.store()
     shop.sql(
         "INSERT INTO pillarbox_inbox_parked (consumer, event_id, state, line, attempts, last_error, parked_at, topic,"
-        " headers, body, aggregate_type, aggregate_id, event_type) VALUES"
+        " headers, body, aggregate_type, aggregate_id, event_type, number) VALUES"
         " ('billing', 'e1', 'dead', 'l', 6, 'no stock', 5, 'orders', '{\"content_type\": \"a/b\"}', x'00',"
-        " 'order', '7', 'A'),"
-        " ('billing', 'e2', 'blocked', 'l', 0, NULL, 5, 'orders', '{}', x'00', 'order', '7', 'B'),"
-        " ('letters', 'e1', 'suspect', NULL, 1, NULL, 5, 'orders', '{}', x'00', 'order', '7', 'A')"
+        " 'order', '7', 'A', 3),"
+        " ('billing', 'e2', 'blocked', 'l', 0, NULL, 5, 'orders', '{}', x'00', 'order', '7', 'B', 4),"
+        " ('letters', 'e1', 'suspect', NULL, 1, NULL, 5, 'orders', '{}', x'00', 'order', '7', 'A', NULL)"
     )
     assert (await store.stats()).inbox_dead == 1
     [dead] = await store.find(Query(side="inbox", status=("dead",)))
@@ -83,7 +83,7 @@ async def test_what_was_received_and_is_dead_is_found_retried_and_dropped(shop: 
     assert (group.error, group.events, group.example) == ((dead.last_error or "").partition("\n")[0], 1, dead.event_id)
     assert await store.group_dead(Query(side="inbox", consumer="letters")) == []
     assert (dead.event_id, dead.consumer, dead.attempts, dead.last_error) == ("e1", "billing", 6, "no stock")
-    assert (dead.content_type, dead.data, dead.aggregate) == ("a/b", b"\0", ("order", "7"))
+    assert (dead.content_type, dead.data, dead.aggregate, dead.number) == ("a/b", b"\0", ("order", "7"), 3)
     [behind] = await store.find(Query(side="inbox", ids=("e2",)))
     assert (behind.status, behind.blocked_by) == ("blocked", "e1")
     assert [one.status for one in await store.find(Query(side="inbox", consumer="letters"))] == ["retrying"]

@@ -68,6 +68,10 @@ def add(directory: Path, numbers: range) -> None:
         (Query(since=at(50), newest_first=False, limit=3), [50, 51, 52], False),
         (Query(type="E55", since=at(50), until=at(56), newest_first=False), [55], False),
         (Query(since=at(101), newest_first=False), [], False),
+        (Query(until=datetime.max.replace(tzinfo=UTC), limit=1), [100], False),
+        (Query(since=datetime.min.replace(tzinfo=UTC)), [*range(100, 90, -1)], True),
+        (Query(since=datetime.min.replace(tzinfo=UTC), newest_first=False, limit=1), [1], False),
+        (Query(type="E2", until=datetime.max.replace(tzinfo=UTC), newest_first=False), [2], True),
         # By status: pending ones begin where the published end.
         (Query(status=("pending",), newest_first=False, limit=2), [61, 62], False),
         (Query(status=("pending",), type="E90", newest_first=False), [], True),

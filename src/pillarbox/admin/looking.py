@@ -54,9 +54,9 @@ async def _beginning(store: Records, query: Query) -> int | None:
     if not at_end:
         return None
     if newest and query.until is not None:
-        return await last_added_by(store, query.until + SKEW)
+        return await last_added_by(store, _moved(query.until, SKEW))
     if not newest and query.since is not None:
-        return max(at_end[0].position, await last_added_by(store, query.since - SKEW))
+        return max(at_end[0].position, await last_added_by(store, _moved(query.since, -SKEW)))
     return at_end[0].position
 
 
@@ -66,8 +66,16 @@ async def _goes_on(store: Records, query: Query, further: Query) -> bool:
     if not next:
         return False
     if query.newest_first:
-        return query.since is None or next[0].created_at >= query.since - SKEW
-    return query.until is None or next[0].created_at <= query.until + SKEW
+        return query.since is None or next[0].created_at >= _moved(query.since, -SKEW)
+    return query.until is None or next[0].created_at <= _moved(query.until, SKEW)
+
+
+def _moved(at: datetime, by: timedelta) -> datetime:
+    """Add to an instant, as far as there are any."""
+    try:
+        return at + by
+    except OverflowError:
+        return at
 
 
 async def last_added_by(store: Records, at: datetime) -> int:

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, NoReturn, cast
 
 import typer
@@ -132,8 +133,27 @@ def _show(mistake: Any) -> NoReturn:
     line = " ".join(mistake.format_message().split())
     context = getattr(mistake, "ctx", None)
     path = "pillarbox" if context is None else context.command_path
-    say(f"pillarbox: {line.removesuffix('.')}; `{path} --help` shows what there is")
+    say(f"pillarbox: {line.removesuffix('.')}{_of_commands(mistake, context)}; `{path} --help` shows what there is")
     sys.exit(mistake.exit_code)
+
+
+def _of_commands(mistake: Any, context: Any) -> str:
+    """Say so if a flag stands before the command that it belongs to."""
+    flag = getattr(mistake, "option_name", None)
+    commands = getattr(getattr(context, "command", None), "commands", {})
+    having = [name for name, command in _leaves(commands) if any(flag in option.opts for option in command.params)]
+    if type(mistake).__name__ != "NoSuchOption" or not having:
+        return ""
+    meant = next((name for name in having if set(name.split()) <= set(sys.argv)), "COMMAND")
+    return f"; it stands behind the command: {context.command_path} {meant} {flag} …"
+
+
+def _leaves(commands: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, command in commands.items():
+        if hasattr(command, "commands"):
+            yield from _leaves(command.commands, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
 
 
 def _without_typed_secrets(text: str) -> str:

@@ -54,9 +54,11 @@ def consume(
         log_to(as_json=json, level=logging.WARNING, by=By("consumer", consumer.name))
         handled = asyncio.run(consumer.run_once())
         if json:
-            print_json({"handled": handled, "passed_over": dict(consumer.passed_over)})
+            print_json({"handled": handled, "passed_over": dict(consumer.passed_over), "left": dict(consumer.left)})
         else:
             say(f"handled {counted(handled, 'event')}{_passed_over(consumer)}")
+        if left := ", ".join(f"{count} {status}" for status, count in consumer.left.items()):
+            logger.warning("left: %s; `pillarbox events list --inbox` on the consumer's database says why", left)
         return
     log_to(as_json=json, by=By("consumer", consumer.name))
     logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from pillarbox.admin import looking
 from pillarbox.cli.listing import print_listing
@@ -64,12 +64,20 @@ def show_found(settings: Settings, query: Query, *, json: bool, none: str) -> No
     """Show everything of the events that a query finds; without any, say that there is no `none`."""
     records = find(settings, query)
     if not records:
-        raise nothing_matched(none + whole_ids(query.ids))
+        raise nothing_matched(none + (_on_the_other_side(settings, query) or whole_ids(query.ids)))
     for record in records:
         if json:
             print_json(record_json(record))
         else:
             print_record(record)
+
+
+def _on_the_other_side(settings: Settings, query: Query) -> str:
+    """Say so if it is there, but was received and not added, or the other way round."""
+    inbox = query.side == "outbox"
+    if not find(settings, replace(query, side="inbox" if inbox else "outbox")):
+        return ""
+    return "; one that was received has it: add --inbox" if inbox else "; one that was added has it: leave out --inbox"
 
 
 def find(settings: Settings, query: Query) -> Sequence[Record]:

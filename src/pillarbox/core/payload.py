@@ -19,6 +19,7 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
+from pillarbox.core.wording import a
 from pillarbox.errors import DecodeError, EncodeError
 
 JSON = "application/json"
@@ -39,7 +40,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Enum):
         return value.value
     raise EncodeError(
-        f"a {type(value).__name__} ({value!r:.60}) is nothing that JSON can say: turn it into a string or number first"
+        f"{a(type(value).__name__)} ({value!r:.60}) is nothing that JSON can say: turn it into a string or number first"
     )
 
 

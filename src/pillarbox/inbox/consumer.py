@@ -94,6 +94,7 @@ class Consumer(Daemon):
         self._rules = Rules(policy, topics, concurrency, timeout, chance, remembers, unordered, stores, unhandled)
         self._clock, self._hooks = clock, hooks
         self._passed_over: Counter[str] = Counter()
+        self._left: Mapping[str, int] = {}
         self._receptions: Counter[Reception] = Counter()
 
     @property
@@ -105,6 +106,11 @@ class Consumer(Daemon):
     def receptions(self) -> Mapping[str, int]:
         """What deliveries have become, in the last run: handled, copies, ignored."""
         return {name: self._receptions[reception] for name, reception in _COUNTED.items()}
+
+    @property
+    def left(self) -> Mapping[str, int]:
+        """How many events stood aside in the inbox when `run_once` ended, by status: dead, blocked, retrying."""
+        return self._left
 
     async def run(self) -> None:
         """Consume until `stop` is called or the task is cancelled."""
@@ -136,6 +142,7 @@ class Consumer(Daemon):
             await intake.drain()
             if intake.missing is not None:
                 raise intake.missing
+            self._left = await intake.left() if once else {}
         finally:
             await intake.close()
         return intake.handled
@@ -251,6 +258,10 @@ class Intake:
         if self._out:
             with suppress(StoreUnavailable):  # then others wait for them a little longer
                 await self._handling.books(lot.let_go(self._inbox.texts, self._out, self._clock.now()))
+
+    async def left(self) -> Mapping[str, int]:
+        """Count what stands aside, by status."""
+        return await self._handling.books(lot.left(self._inbox.texts), reading=True)
 
     async def close(self) -> None:
         """End the workers and leave the broker."""

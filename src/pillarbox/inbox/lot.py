@@ -84,6 +84,11 @@ def look(texts: Texts, now: datetime, out: Collection[Line | None]) -> Program[L
     return Lot({line_from(head.line): head.standing for head in heads}, is_due, overdue)
 
 
+def left(texts: Texts) -> Program[dict[str, int]]:
+    """Count what stands aside, by status."""
+    return {status: int(count) for status, count in (yield texts("left", texts.consumer))}
+
+
 def _is_overdue(head: Head, now: datetime) -> bool:
     waits = head.numbering == "gap" and head.state == "blocked"
     return waits and (head.standing > BUFFER or head.parked_at <= microseconds(now - PATIENCE))

@@ -19,6 +19,7 @@ from pillarbox.core.message import decode
 from pillarbox.core.postgres_facts import RowUndone, StoreConflict, TransactionFailed
 from pillarbox.core.retry import sayable, words_of
 from pillarbox.core.routing import Line
+from pillarbox.core.wording import a
 from pillarbox.errors import HandlerFailed, HandlerMissing, HandlerSignal, StoreError, StoreUnavailable
 from pillarbox.inbox import numbers
 from pillarbox.inbox.inbox import Handler, Handlers
@@ -406,8 +407,8 @@ def _refuse_unrun(value: object, handler: Handler) -> None:
         return
     if hasattr(value, "close"):
         value.close()
-    kind = type(value).__name__
-    raise HandlerFailed(f"{handler.name} returned a {kind}, of which nothing ran: {advice}")
+    kind = a(type(value).__name__)
+    raise HandlerFailed(f"{handler.name} returned {kind}, of which nothing ran: {advice}")
 
 
 def trace_of(text: str) -> str:

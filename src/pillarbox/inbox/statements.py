@@ -75,6 +75,11 @@ _BOTH = {
         " due_at = excluded.parked_at, parked_at = excluded.parked_at WHERE it.state = 'suspect'"
     ),
     # consumer, now → a row if something outside any line may be due, or something is stored
+    # consumer → how many stand aside, by how they do
+    "left": (
+        "SELECT CASE state WHEN 'held' THEN 'retrying' WHEN 'stored' THEN 'pending' ELSE state END, count(*)"
+        f" FROM {{p}}inbox_parked WHERE consumer = $1 AND {_IS_PARKED} GROUP BY 1 ORDER BY 1"
+    ),
     "waits": (
         "SELECT 1 WHERE EXISTS (SELECT 1 FROM {p}inbox_parked WHERE consumer = $1 AND state = 'stored')"
         " OR EXISTS (SELECT 1 FROM {p}inbox_parked WHERE consumer = $1 AND line IS NULL"

@@ -7,6 +7,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.pq import TransactionStatus
 
 from pillarbox.core.postgres_facts import error_of
+from pillarbox.core.wording import a_kind_of
 from pillarbox.errors import ConfigError, NoTransaction
 
 AnyConnection = Connection[Any] | AsyncConnection[Any]
@@ -17,7 +18,7 @@ def check_kind(connection: object, expected: type) -> None:
     """Refuse what is no connection of the right kind."""
     if not isinstance(connection, expected):
         raise ConfigError(
-            f"a {type(connection).__module__}.{type(connection).__qualname__} is no psycopg.{expected.__name__}:"
+            f"{a_kind_of(connection)} is no psycopg.{expected.__name__}:"
             " pillarbox.psycopg's Outbox and Inbox take a Connection, AsyncOutbox and AsyncInbox an AsyncConnection;"
             " each other tool has a module of its own"
         )

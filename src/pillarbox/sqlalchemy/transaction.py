@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, scoped_session
 from pillarbox.core import postgres_facts, sqlite_facts
 from pillarbox.core.insert import Rows, Statement
 from pillarbox.core.insert_texts import Dialect, Marker
+from pillarbox.core.wording import a
 from pillarbox.errors import ConfigError, NoTransaction, StoreError, StoreUnavailable
 
 Transaction = Session | scoped_session[Session] | sa.Connection
@@ -48,7 +49,7 @@ def async_half(transaction: AsyncTransaction) -> AsyncSession | AsyncConnection:
     if isinstance(transaction, AsyncSession | AsyncConnection):
         return transaction
     raise ConfigError(
-        f"a {type(transaction).__name__} is not async: pillarbox.sqlalchemy.AsyncOutbox and AsyncInbox take an"
+        f"{a(type(transaction).__name__)} is not async: pillarbox.sqlalchemy.AsyncOutbox and AsyncInbox take an"
         " AsyncSession or an AsyncConnection, Outbox and Inbox the sync ones"
     )
 
@@ -64,7 +65,7 @@ def connection_of(transaction: Transaction) -> sa.Connection:
         connection = transaction
     else:
         raise ConfigError(
-            f"a {type(transaction).__name__} is nothing that pillarbox.sqlalchemy can write to: give a Session or a"
+            f"{a(type(transaction).__name__)} is nothing that pillarbox.sqlalchemy can write to: give a Session or a"
             " Connection; AsyncOutbox and AsyncInbox take the async ones"
         )
     check_transaction(connection)

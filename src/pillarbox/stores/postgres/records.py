@@ -158,7 +158,7 @@ class Finder:
         )
         columns = (
             f"id, event_id, {_STATE}, event_type, topic, aggregate_type, aggregate_id, parked_at, attempts, last_error,"
-            f" due_at, headers, body, consumer, traceback, CASE WHEN state = 'blocked' THEN ({head}) END"
+            f" due_at, headers, body, consumer, traceback, number, CASE WHEN state = 'blocked' THEN ({head}) END"
         )
         rows = await connection.run(*self.chosen(columns, query, query.status or None))
         return [_received(row) for row in rows]
@@ -261,7 +261,7 @@ def _headers(text: str | None) -> dict[str, str]:
 
 def _received(row: tuple[Any, ...]) -> Record:
     id, event_id, status, type, topic, kind, aggregate, parked_at, attempts, error, due_at, headers, body, *rest = row
-    consumer, trace, head = rest
+    consumer, trace, number, head = rest
     wire: dict[str, str] = json.loads(headers)
     return Record(
         position=id,
@@ -278,6 +278,7 @@ def _received(row: tuple[Any, ...]) -> Record:
         content_type=wire.get("content_type", "application/json"),
         headers=wire,
         data=body,
+        number=number,
         consumer=consumer,
         traceback=trace,
     )

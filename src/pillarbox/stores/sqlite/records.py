@@ -156,7 +156,7 @@ class Finder:
         rows = db.execute(
             f"SELECT id, event_id, {_RECEIVED}, event_type, topic,"
             " aggregate_type, aggregate_id, parked_at, attempts, last_error, due_at, headers, body, consumer,"
-            " traceback,"
+            " traceback, number,"
             f" CASE WHEN state = 'blocked' THEN (SELECT head.event_id FROM {self._p}inbox_parked head"
             " WHERE head.consumer = it.consumer AND head.line = it.line"
             f" AND {HEAD_IN_LINE} ORDER BY head.id LIMIT 1) END"
@@ -248,7 +248,7 @@ def _headers(text: str | None) -> dict[str, str]:
 
 def _received(row: tuple[Any, ...]) -> Record:
     id, event_id, status, type, topic, kind, aggregate, parked_at, attempts, error, due_at, headers, body, *rest = row
-    consumer, trace, head = rest
+    consumer, trace, number, head = rest
     wire = _headers(headers)
     return Record(
         position=id,
@@ -265,6 +265,7 @@ def _received(row: tuple[Any, ...]) -> Record:
         content_type=wire.get("content_type", "application/json"),
         headers=wire,
         data=body,
+        number=number,
         consumer=consumer,
         traceback=trace,
     )
