@@ -10,7 +10,8 @@ class Edition(IntEnum):
     TOPICS_FAIL = 2
     """One topic fails while others go."""
     OPERATED = 3
-    """What was published is pruned and replayed, daemons are stopped and started; most worlds are short and busy."""
+    """What was published is pruned and replayed; daemons are stopped and started; some events kill every relay, and
+    careful mode finds them; most worlds are short and busy."""
 
 
 NEWEST = max(Edition)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout, StoreUnavailable
 from pillarbox.telemetry.hooks import Facts, Moment
+from pillarbox.testing.memory_careful import CRASHES
 from tests.simulation.edition import Edition
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ TOPIC_FAILURES: dict[str, Callable[[str], PublishError]] = {
 WHILE_HELD = ("crash", "pause", "lost lease", "store error", "lost answer", "broker", "operator")
 """What else must have struck while a relay held a topic."""
 WHILE_PAUSED = ("crash", "pause", "lost lease", "store error", "lost answer", "broker")
-"""What must have struck while a topic was paused, and a detour kept its place."""
+"""What must have struck while a topic was paused, and a detour kept its place; and while relays went carefully."""
 CONSUMER_MOMENTS = (
     Moment.DELIVERED,
     Moment.STORED, Moment.MARKED, Moment.HANDLED, Moment.COMMITTED, Moment.PARKED, Moment.ACKNOWLEDGED,
@@ -70,6 +71,7 @@ def expected() -> list[tuple[str, str]]:
     begins = [*STORE_CALLS, *INBOX_CALLS]
     ends = [*STORE_CALLS.values(), *INBOX_CALLS.values()]
     found = [("crash", point) for point in (*begins, *ends, *RELAY_MOMENTS, *CONSUMER_MOMENTS)]
+    found += [("crash", "deadly event"), ("careful mode", "convicts")]
     found += [("crash", "handed over"), ("crash", "stored by broker"), ("pause", "handed over")]
     found += [(fault, point) for point in (*begins, *ends) for fault in ("pause", "lost lease")]
     found += [("store error", point) for point in begins]
@@ -78,7 +80,7 @@ def expected() -> list[tuple[str, str]]:
     found += [("operator", what) for what in OPERATOR]
     found += [("topic", how) for how in TOPIC_FAILURES]
     found += [("while a topic is held", fault) for fault in WHILE_HELD]
-    found += [("while a topic is paused", fault) for fault in WHILE_PAUSED]
+    found += [(when, fault) for when in ("while a topic is paused", "in careful mode") for fault in WHILE_PAUSED]
     return [*found, ("handler", "raises")]
 
 
@@ -108,6 +110,8 @@ class Life:
             self.world.hits["while a topic is held", fault] += 1
         if self.world.database.pauses:
             self.world.hits["while a topic is paused", fault] += 1
+        if any(lane.crashes >= CRASHES for lane in self.world.database.lanes):
+            self.world.hits["in careful mode", fault] += 1
         return True
 
     def hear(self, moment: Moment, facts: Facts) -> None:
@@ -132,7 +136,7 @@ class Life:
         if self.chance("crash", point, odds.crash):
             self.die()
         if self.chance("pause", point, odds.pause):
-            self._frozen_until = world.clock.elapsed + world.random.choice((0.5, 1.5, 5)) * LEASE
+            self._frozen_until = world.clock.elapsed + world.random.choice(world.naps) * LEASE
         if self.chance("lost lease", point, odds.lost_lease):
             for member in world.database.members.values():
                 member.lease_until = world.clock.now()

@@ -16,6 +16,7 @@ from pillarbox.ports import Replay
 from pillarbox.relay.chores import Lease
 from pillarbox.relay.pump import Pump
 from pillarbox.testing.memory import Row
+from pillarbox.testing.memory_careful import MemoryCareful
 from pillarbox.testing.memory_records import MemoryStore
 from pillarbox.testing.memory_source import MemorySource
 from tests.simulation.consumers import SimulatedSubscriber
@@ -128,6 +129,13 @@ def forget_how_far_a_replay_is() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def never_be_careful() -> Iterator[None]:
+    """An event that kills every relay is never found."""
+    with mock.patch.object(MemoryCareful, "lanes", frozenset()):
+        yield
+
+
 MUTANTS: list[Mutant] = [
     drop_the_fence,
     settle_before_the_acknowledgement,
@@ -137,4 +145,5 @@ MUTANTS: list[Mutant] = [
     prune_by_age_alone,
     take_replays_for_copies,
     forget_how_far_a_replay_is,
+    never_be_careful,
 ]

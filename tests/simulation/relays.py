@@ -73,6 +73,9 @@ class SimulatedPublisher:
         return self._world.prefix_safe
 
     def send(self, messages: Sequence[Message]) -> None:
+        if any(identity(message)[0] in self._world.deadly for message in messages):
+            self._world.hits["crash", "deadly event"] += 1
+            self._life.die()
         if not self._life.dead:
             # One connection: what was handed over first arrives first.
             self._before = asyncio.create_task(self._travel(messages, self._before))
@@ -94,7 +97,7 @@ class SimulatedPublisher:
         if before is not None:
             await before
         slow = life.chance("pause", "handed over", world.odds.pause)
-        await asyncio.sleep(world.random.choice((0.5, 1.5, 5)) * LEASE if slow else world.random.random() * 0.02)
+        await asyncio.sleep(world.random.choice(world.naps) * LEASE if slow else world.random.random() * 0.02)
         if life.chance("crash", "handed over", world.odds.crash):
             life.die()
             if world.random.random() < 0.5:

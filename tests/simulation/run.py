@@ -9,10 +9,13 @@ from unittest import mock
 
 from pillarbox.core import circuit
 from pillarbox.relay import chores
+from pillarbox.testing import memory_careful
 from pillarbox.testing.clock import ManualClock, simulate
 from tests.simulation.edition import NEWEST, Edition
 from tests.simulation.judge import faults
 from tests.simulation.world import Parts, World
+
+NEVER = 10**9
 
 
 @dataclass
@@ -47,7 +50,9 @@ def smaller(edition: Edition) -> Iterator[None]:
     """Patch what is too long for worlds as small as these."""
     with ExitStack() as patches:
         patches.enter_context(mock.patch.object(circuit, "IN_A_ROW", 4))
-        if edition >= Edition.OPERATED:
+        if edition < Edition.OPERATED:
+            patches.enter_context(mock.patch.object(memory_careful, "CRASHES", NEVER))
+        else:
             patches.enter_context(mock.patch.object(chores, "PRUNE_FIRST", timedelta(seconds=1)))
             patches.enter_context(mock.patch.object(chores, "PRUNE_EVERY", timedelta(seconds=1)))
         yield

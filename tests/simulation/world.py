@@ -21,6 +21,7 @@ from pillarbox.errors import PublishError
 from pillarbox.ports import Query
 from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.memory import MemoryDatabase, MemoryOutbox, Transaction
+from pillarbox.testing.memory_careful import CRASHED
 from pillarbox.testing.memory_records import MemoryStore
 from tests.simulation import operator
 from tests.simulation.consumers import Billing, ConsumerLife, Copy, SimulatedSubscriber
@@ -96,9 +97,14 @@ class World:
         self._stopped = False
         self.edition = edition
         sizes = random.Random(f"sizes of {seed}")
-        is_long = edition < Edition.OPERATED or sizes.random() < 0.1
+        is_long = edition < Edition.OPERATED or sizes.random() < 0.05
         self._seconds, self._pace = (20, 2.0) if is_long else (5, 4.0)
+        self.naps = (0.5, 1.5, 5.0) if is_long else (0.5, 1.2, 2.0)
+        """How long a process is frozen, or a send on its way: so many leases."""
         self.archive = sizes.choice((timedelta(0), timedelta(hours=1)))
+        self._deadly_share = sizes.choice((0, 0, 0, 0.03)) if edition >= Edition.OPERATED else 0
+        self.deadly: set[str] = set()
+        """Events that kill every relay that is about to send them."""
         self.lives: dict[str, RelayLife | ConsumerLife] = {}
 
     async def live(self, writers: int = 3) -> None:
@@ -186,6 +192,7 @@ class World:
             return
         dead = await desk.find(Query(status=("dead",)))
         self.history.dropped.update(record.event_id for record in dead)
+        self.hits["careful mode", "convicts"] += sum(record.last_error == CRASHED for record in dead)
         await desk.drop(Query(status=("dead",)))
 
     # The application
@@ -228,6 +235,8 @@ class World:
         self._outbox.add(transaction, event)
         if self.random.random() < 0.02:
             self.poison.add(str(id))
+        if self._deadly_share and self.random.random() < self._deadly_share:
+            self.deadly.add(str(id))
         ordered = event.aggregate is not None and later is None
         written[str(id)] = (topic, *aggregate) if ordered else None
 

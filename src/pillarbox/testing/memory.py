@@ -114,10 +114,14 @@ class Replaying:
 
 @dataclass(slots=True)
 class Lane:
-    """A lane's row: who holds it, under which epoch."""
+    """A lane's row: who holds it, under which epoch; how many holders died with it in a row, and which event was about
+    to be given out, how often in a row."""
 
     owner: str | None = None
     epoch: int = 0
+    crashes: int = 0
+    suspect: int | None = None
+    suspected: int = 0
 
 
 class MemoryDatabase:

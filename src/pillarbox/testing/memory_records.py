@@ -30,6 +30,7 @@ from pillarbox.ports import (
 )
 from pillarbox.stores.audit import user
 from pillarbox.testing.memory import MemoryOutbox, Parked, Replaying, Row
+from pillarbox.testing.memory_careful import CRASHES
 from pillarbox.testing.memory_source import MemorySource
 
 COUNTED = 10_000
@@ -109,6 +110,7 @@ class MemoryStore(MemorySource):
                 tick.published for tick in self.database.ticks if tick.at > self.database.clock.now() - LATELY
             ),
             canary=await self._canary(),
+            suspect_lanes=sum(lane.crashes >= CRASHES for lane in self.database.lanes),
         )
 
     async def _canary(self) -> CanarySeen | None:

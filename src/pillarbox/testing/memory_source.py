@@ -11,12 +11,13 @@ from datetime import datetime, timedelta
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import Dead, Published, RetryAt
-from pillarbox.core.routing import LANES, Line, Topics
+from pillarbox.core.routing import LANES, Line, Topics, lane_of
 from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.errors import LaneLost
 from pillarbox.ports import Away, Holding
 from pillarbox.telemetry.hooks import Hooks, Moment
 from pillarbox.testing.memory import UNSETTLED, Member, MemoryDatabase, Parked, Position, Row, Snapshot, Tick
+from pillarbox.testing.memory_careful import CRASHED, MemoryCareful
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class MemorySource:
     ) -> None:
         self.database, self.owner, self._lease = database, owner, lease
         self._topics, self._hooks, self._strike = topics or Topics(), hooks or Hooks(), strike
-        self._memory = _Memory()
+        self._memory, self._careful = _Memory(), MemoryCareful(database)
         self._held_topics: frozenset[str] = frozenset()
         self._crashed = False
 
@@ -98,11 +99,14 @@ class MemorySource:
             if len(mine) >= share:
                 break
             if number not in mine and lane.owner not in others:
+                self._careful.take(number, self.owner)
                 lane.owner, lane.epoch = self.owner, database.next_epoch()
                 mine.add(number)
                 self._load(number)
                 taken.add(number)
         self._refresh_blocked()
+        if suspects := taken & self._careful.lanes:
+            self._hooks.reach(Moment.LANES_SUSPECT, lanes=len(suspects))
         await self._point("taken")
         behind = {topic for lane, topic in self._memory.read if lane in taken and topic is not None}
         return Holding(frozenset(mine), share, frozenset(behind - database.pauses.keys() - self._topics.whole))
@@ -120,13 +124,14 @@ class MemorySource:
         giving = self._in_our_name() if lanes is None else set(lanes) & self._held()
         for number in giving:
             self.database.lanes[number].owner = None
+            self._careful.release(number)
         for number in giving:
             self._memory.epochs.pop(number, None)
             for key in [key for key in self._memory.read if key[0] == number]:
                 del self._memory.read[key]
         if lanes is None:
             self.database.members.pop(self.owner, None)
-            self._memory = _Memory()
+            self._memory, self._careful = _Memory(), MemoryCareful(self.database)
         await self._point("released")
 
     def _in_our_name(self) -> set[int]:
@@ -169,6 +174,7 @@ class MemorySource:
         """Raise LaneLost, having forgotten everything but the blocked lines, if a lane was taken from us."""
         if self._held() != set(self._memory.epochs):
             self._memory = _Memory(blocked=self._memory.blocked)
+            self._careful = MemoryCareful(self.database)
             raise LaneLost(f"another relay has taken lanes from {self.owner}")
 
     # Source
@@ -182,8 +188,44 @@ class MemorySource:
         await self._point("entries read")  # before anything is noted: an answer that is lost gives nothing out
         self._fence()
         self._refresh_blocked()
+        if self._careful.lanes:
+            return self._one(room)
         entries = self._due(room)
-        return entries + self._next(room - len(entries))
+        entries += self._next(room - len(entries))
+        if not entries:
+            self._careful.relax(self._waits)
+        return entries
+
+    def _one(self, room: int) -> list[Entry]:
+        """Give one event, whose lane says which, and only when the last one is settled; or park it for its guilt."""
+        careful = self._careful
+        if self._memory.given or self._memory.parked_out or room <= 0:
+            return []
+        if not (entries := self._due(1) or self._next(1)):
+            careful.relax(self._waits)
+            return []
+        [entry] = entries
+        if careful.condemns(entry):
+            blocks = self._topics[entry.topic].when_dead == "block"
+            self._settle_one(Settlement(entry, Dead(CRASHED, blocks)))
+            self._refresh_blocked()
+            return []
+        careful.suspect(entry, self._lane_of(entry))
+        return entries
+
+    def _waits(self, lane: int, seen: Callable[[Row], bool]) -> bool:
+        """Tell whether something of a lane is to be published that is seen, and that nobody has paused."""
+        positions, paused = self.database.positions, self._paused
+        return any(row.lane == lane and row.state in ("retrying", "delayed") for row in self.database.parked) or any(
+            row.lane == lane
+            and seen(row)
+            and row.entry.topic not in paused
+            and not (positions.get((lane, row.entry.topic)) or positions[lane, None]).covers(row)
+            for row in self.database.rows
+        )
+
+    def _lane_of(self, entry: Entry) -> int:
+        return lane_of(entry.aggregate_type, entry.aggregate_id, entry.event_id)
 
     def hold(self, topics: frozenset[str]) -> None:
         self._held_topics = topics
@@ -199,17 +241,22 @@ class MemorySource:
         await self._point("settle")
         self._fence()
         self._hooks.reach(Moment.SETTLING)
-        for entry, verdict in settlements:
-            if entry.parked:
-                self._settle_parked(entry, verdict)
-            else:
-                self._settle_given(entry, verdict)
+        for settlement in settlements:
+            self._settle_one(settlement)
         self._refresh_blocked()
         if settlements:
             log = frozenset(entry.position for entry, _ in settlements if not entry.parked)
             published = sum(isinstance(verdict, Published) for _, verdict in settlements)
             self.database.ticks.append(Tick(self.database.clock.now(), self.owner, log, published))
         await self._point("settled")
+
+    def _settle_one(self, settlement: Settlement[Entry]) -> None:
+        entry, verdict = settlement
+        if entry.parked:
+            self._settle_parked(entry, verdict)
+        else:
+            self._settle_given(entry, verdict)
+        self._careful.landed(entry, self._lane_of(entry))
 
     def _refresh_blocked(self) -> None:
         rows = self.database.parked

@@ -188,10 +188,9 @@ class ShowsWhateverFailedAsAHead(MemoryStore):
     "test_a_former_holder_cannot_settle_and_changes_nothing",
 )
 class TakesWhatIsInFlightForPublished(MemoryStore):
-    def _status(self, row: Row) -> tuple[Status, datetime | None]:
+    def _covers(self, row: Row) -> bool:
         read = self._memory.read.get((row.lane, row.entry.topic)) or self._memory.read.get((row.lane, None))
-        status, at = super()._status(row)
-        return ("published", at) if status == "pending" and read is not None and read.covers(row) else (status, at)
+        return super()._covers(row) or (read is not None and read.covers(row))
 
 
 @breaks("test_what_was_settled_is_published_with_its_time", "test_a_replayed_event_is_published_before_and_after")
