@@ -28,6 +28,8 @@ class RelayShop:
     ) -> None:
         self._path = path
         self.heard: list[Moment] = []
+        self.troubles: list[str] = []
+        """What was said of errors, in its order."""
         relay = RelaySettings(
             batch=batch, publish_timeout=timedelta(seconds=timeout), backoff_first=timedelta(seconds=0.1)
         )
@@ -52,8 +54,10 @@ class RelayShop:
 
     @asynccontextmanager
     async def relay(self, url: str) -> AsyncIterator[None]:
-        def hear(moment: Moment, _: Facts) -> None:
+        def hear(moment: Moment, facts: Facts) -> None:
             self.heard.append(moment)
+            if "error" in facts:
+                self.troubles.append(f"{moment.value}: {facts['error']}")
 
         async with Relay(self.settings, broker=url, hooks=Hooks(hear)):
             yield

@@ -128,6 +128,31 @@ async def test_of_a_batch_that_the_broker_refuses_the_one_that_is_too_large_alon
     assert sorted(bodies(topics.stored())) == sorted(m.body for m in messages if m.ticket not in refused)
 
 
+async def test_around_one_that_the_client_does_not_take_all_others_arrive_once_and_in_order(
+    topics: Topics, publisher: MakePublisher
+) -> None:
+    topics.make("orders")
+    messages = batch("abc" * 4)
+    messages[4] = messages[4]._replace(body=b"x" * 2_000_000)
+    found = await publish(publisher(), *messages)
+    assert type(found[4]) is PublishRejected
+    behind = {7, 10}
+    assert {place for place, error in enumerate(found) if error is not None} == {4} | behind
+    stored = topics.stored("orders")
+    sent = [message for place, message in enumerate(messages) if place not in {4} | behind]
+    assert [message.body for message in stored] == [message.body for message in sent]
+
+
+async def test_where_the_clients_queue_is_shorter_than_a_flight_all_arrive_once_and_in_order(
+    topics: Topics, publisher: MakePublisher
+) -> None:
+    topics.make("orders")
+    messages = batch("abc" * 20)
+    ours = publisher(queue_buffering_max_messages=7)
+    assert set(await publish(ours, *messages)) == {None}
+    assert [message.body for message in topics.stored("orders")] == [message.body for message in messages]
+
+
 async def test_records_go_one_by_one_where_a_topic_takes_less_at_once_than_we_send(
     topics: Topics, publisher: MakePublisher
 ) -> None:

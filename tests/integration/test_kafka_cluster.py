@@ -112,7 +112,11 @@ async def test_events_of_a_partition_without_a_leader_wait_for_it_and_none_is_de
     shop.add(18, topic=lonely)  # fewer failures than hold a topic
     shop.add(30, topic=orders)
     async with shop.relay(cluster.url):
-        await until(lambda: ends_of(cluster, orders) >= 30)
+        try:
+            await until(lambda: ends_of(cluster, orders) >= 30)
+        except TimeoutError:
+            in_sync = [cluster.in_sync(orders, partition) for partition in range(3)]
+            pytest.fail(f"{ends_of(cluster, orders)} of 30 are there; in sync: {in_sync}; {shop.troubles[-20:]}")
         cluster.begin(dead)
         await shop.until_all_published()
     check_arrived(cluster, lonely, 18)

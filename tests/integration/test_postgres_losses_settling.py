@@ -45,7 +45,7 @@ MUTANTS: dict[str, Mutant] = {
         "WHERE true OR NOT EXISTS (SELECT 1 FROM public.pillarbox_parked there")}),
     "memory kept": InSource(Settling, "write", {"self._memory.forget()": "pass"}),
     "any size": InSql("more", {"WHERE coalesce(bytes_before, 0) < _bytes": "WHERE true"}),
-    "the end too soon": InSource(Reading, "_give", {"and 4 * sum(len(entry.data) for entry in entries) < CHUNK": ""}),
+    "the end too soon": InSource(Reading, "_give", {"and 4 * chunk.size < CHUNK": ""}),
 }  # fmt: skip
 CASES = Cases(MUTANTS)
 MB = 1_000_000

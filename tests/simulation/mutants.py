@@ -43,7 +43,7 @@ def settle_before_the_acknowledgement() -> Iterator[None]:
     def send_and_settle(self: Pump) -> None:
         ready = self._window.ready
 
-        def remember(blocked: Container[Line], gate: Any = None) -> list[tuple[int, Any]]:
+        def remember(blocked: Container[Line], gate: Any = None) -> Sequence[tuple[int, Any]]:
             going = ready(blocked, gate)
             self._encoding.unsendable += [(ticket, PUBLISHED) for ticket, _ in going]
             return going

@@ -64,7 +64,12 @@ class World:
         if convoys is None:
             make = partial(module.Window, prefix_safe=self.prefix_safe)
         else:
-            make = partial(convoys.ConvoyWindow, smallest=chance.randint(1, 3))
+            make = partial(
+                convoys.ConvoyWindow,
+                smallest=chance.randint(1, 3),
+                are_plain=lambda things: not any(thing.parked or thing.available_at for thing in things),
+                size_of_all=lambda things: sum(thing.size for thing in things),
+            )
             lines = [line for line in lines if line is None or line[2]] or LINES[:2]
             self.reliable = chance.choice([0.6, 0.8, 0.9, 1.0])
         self.window = make(
@@ -501,8 +506,7 @@ CONVOY_MUTANTS = {
     "a blocked line goes with its convoy": ("if not self._slots and not self._meets(blocked):", "if not self._slots:"),
     "a convoy holds a blocked item back from settling": ("and not self._log and self._meets(blocked):", "and False:"),
     "a gate lets a convoy pass": ("if gate is not None:\n            self._break_up_all()", "pass"),
-    "what is parked goes in a convoy": ("or any(map(_is_parked, items))", ""),
-    "what waits for its time goes in a convoy": ("or any(map(_available_at, items))", ""),
+    "what is parked or waits for its time goes in a convoy": ("or not self._are_plain(items)", ""),
     "a small chunk passes the convoys before it": (
         "self._break_up_all()\n            super().enter(items, now)",
         "super().enter(items, now)",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import repeat
-from operator import attrgetter, is_, itemgetter
+from operator import is_, itemgetter
 from typing import Any, Generic, overload
 
 from pillarbox.core.retry import PUBLISHED, Verdict
@@ -47,6 +47,31 @@ class Arrived(Sequence[Settlement[I]]):
         return Settlement(self.items[place], PUBLISHED)
 
 
+class Ticketed(Sequence[tuple[int, I]]):
+    """Items whose tickets are in a row. The pairs are made for those who look at one."""
+
+    __slots__ = ("first", "items")
+
+    def __init__(self, first: int, items: Sequence[I]) -> None:
+        self.first, self.items = first, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __iter__(self) -> Iterator[tuple[int, I]]:
+        return enumerate(self.items, self.first)
+
+    @overload
+    def __getitem__(self, place: int) -> tuple[int, I]: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[tuple[int, I]]: ...
+    def __getitem__(self, place: int | slice) -> tuple[int, I] | Sequence[tuple[int, I]]:
+        tickets = range(self.first, self.first + len(self.items))
+        if isinstance(place, slice):
+            return list(zip(tickets[place], self.items[place], strict=True))
+        return tickets[place], self.items[place]
+
+
 class _Convoy(Generic[I]):
     __slots__ = ("bytes", "first", "items")
 
@@ -57,11 +82,21 @@ class _Convoy(Generic[I]):
 class ConvoyWindow(Window[I]):
     """A window for a prefix-safe publisher. Every line must be one of which several items may go in one call.
 
-    Fewer items than `smallest` do not go as one: one that hangs must not hold up the few of a quiet hour.
+    Fewer items than `smallest` do not go as one: one that hangs must not hold up the few of a quiet hour. `are_plain`
+    says of many items whether none is parked or may have to wait for its time, `size_of_all` how large they are.
     """
 
-    def __init__(self, size: int, line_of: Callable[[I], Line | None], *, smallest: int, **more: Any) -> None:
-        self._smallest = smallest
+    def __init__(
+        self,
+        size: int,
+        line_of: Callable[[I], Line | None],
+        *,
+        smallest: int,
+        are_plain: Callable[[Sequence[I]], bool],
+        size_of_all: Callable[[Sequence[I]], int],
+        **more: Any,
+    ) -> None:
+        self._smallest, self._are_plain, self._size_of_all = smallest, are_plain, size_of_all
         super().__init__(size, line_of, prefix_safe=True, **more)
 
     def forget(self) -> None:
@@ -82,16 +117,16 @@ class ConvoyWindow(Window[I]):
     def enter(self, items: Sequence[I], now: datetime) -> None:
         if not items:
             return
-        if len(items) < self._smallest or any(map(_is_parked, items)) or any(map(_available_at, items)):
+        if len(items) < self._smallest or not self._are_plain(items):
             self._break_up_all()
             super().enter(items, now)
             return
-        bytes = sum(map(self._size_of, items))
+        bytes = self._size_of_all(items)
         self._convoys.append(_Convoy(self._next_ticket, items, bytes))
         self._next_ticket += len(items)
         self._bytes += bytes
 
-    def ready(self, blocked: Container[Line], gate: Callable[[I], Gate] | None = None) -> list[tuple[int, I]]:
+    def ready(self, blocked: Container[Line], gate: Callable[[I], Gate] | None = None) -> Sequence[tuple[int, I]]:
         if gate is not None:
             self._break_up_all()
         going = super().ready(blocked, gate)
@@ -102,17 +137,17 @@ class ConvoyWindow(Window[I]):
             going = super().ready(blocked)
         return going
 
-    def _lead(self) -> list[tuple[int, I]]:
+    def _lead(self) -> Ticketed[I]:
         convoy = self._convoys[0]
         self._leads, self.flying = True, len(convoy.items)
-        return list(enumerate(convoy.items, convoy.first))
+        return Ticketed(convoy.first, convoy.items)
 
-    def upcoming(self) -> list[tuple[int, I]]:
+    def upcoming(self) -> Sequence[tuple[int, I]]:
         """Give what goes next as one, unless something comes between."""
         if len(self._convoys) <= self._leads:
             return []
         convoy = self._convoys[self._leads]
-        return list(enumerate(convoy.items, convoy.first))
+        return Ticketed(convoy.first, convoy.items)
 
     def settle(self, verdicts: Sequence[tuple[int, Verdict]], blocked: Container[Line]) -> Sequence[Settlement[I]]:
         arrived: Sequence[Settlement[I]] = ()
@@ -184,7 +219,5 @@ class ConvoyWindow(Window[I]):
 _WHENEVER = datetime(1970, 1, 1, tzinfo=UTC)  # nothing in a convoy waits for its time
 _is_published = partial(is_, PUBLISHED)
 _ticket, _verdict = itemgetter(0), itemgetter(1)
-_is_parked = attrgetter("parked")
-_available_at = attrgetter("available_at")
 _settlement: Callable[[tuple[Any, Any]], Settlement[Any]] = partial(tuple.__new__, Settlement)
 """What Settlement() calls in the end: the way there takes longer than the rest."""

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 from uuid import UUID, uuid5
 
+from pillarbox.core.chunk import Chunk
 from pillarbox.core.entry import Entry
 from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event
 from pillarbox.core.payload import JSON, check_json, from_bytes, is_json
@@ -98,8 +99,10 @@ def encode(entry: Entry, ticket: int, format: str = "plain") -> Message:
 
 def encode_all(entries: Sequence[Entry], first_ticket: int) -> list[Message]:
     """Make plain messages of entries, with tickets in a row: what `encode` does one by one, at half of its price."""
-    columns = tuple(zip(*entries, strict=True))
-    if columns and _are_simple(columns):
+    if isinstance(entries, Chunk):
+        if _have_fixed_headers_alone(entries.columns):
+            return _encode_simple(entries.columns, first_ticket)
+    elif (columns := tuple(zip(*entries, strict=True))) and _are_simple(columns):
         try:
             return _encode_simple(columns, first_ticket)
         except UnicodeEncodeError:
@@ -108,7 +111,7 @@ def encode_all(entries: Sequence[Entry], first_ticket: int) -> list[Message]:
 
 
 def _encode_simple(columns: Sequence[tuple[Any, ...]], first_ticket: int) -> list[Message]:
-    bodies = [text.encode() for text in columns[_DATA]]
+    bodies = map(_encoded, columns[_DATA])
     _, ids, aggregate_types, keys, types, topics, _, content_types, *_ = columns
     headers = [
         {"id": id, "type": type, "content_type": content or JSON, "aggregate_type": aggregate_type, "aggregate_id": key}
@@ -118,17 +121,17 @@ def _encode_simple(columns: Sequence[tuple[Any, ...]], first_ticket: int) -> lis
 
 
 def _are_simple(columns: Sequence[tuple[Any, ...]]) -> bool:
-    """Say whether entries, by columns, have an aggregate, a text and no more headers than every event has."""
-    _, ids, aggregate_types, keys, types, topics, texts, content_types, *rest = columns
-    own, idempotency_keys, numbers, _, occurred, *_ = rest
+    """Say whether entries, by columns, can be encoded by column: with texts that are surely well."""
+    _, ids, aggregate_types, keys, types, topics, _, content_types, *_ = columns
     shown = (ids, aggregate_types, keys, types, topics, filter(None, set(content_types)))
-    return (
-        all(column.count(None) == len(ids) for column in (own, idempotency_keys, numbers, occurred))
-        and not any(columns[_REPLAY])
-        and all(keys)
-        and all(isinstance(text, str) for text in texts)
-        and all(map(_is_plain, map("".join, shown)))
-    )
+    return _have_fixed_headers_alone(columns) and not any(columns[_REPLAY]) and all(map(_is_plain, map("".join, shown)))
+
+
+def _have_fixed_headers_alone(columns: Sequence[tuple[Any, ...]]) -> bool:
+    """Say whether entries, by columns, have an aggregate, a text and no more headers than every event has."""
+    _, ids, _, keys, _, _, data, _, own, idempotency_keys, numbers, _, occurred, *_ = columns
+    rare = (own, idempotency_keys, numbers, occurred)
+    return all(column.count(None) == len(ids) for column in rare) and all(keys) and set(map(type, data)) == {str}
 
 
 def _is_plain(text: str) -> bool:
@@ -136,7 +139,7 @@ def _is_plain(text: str) -> bool:
 
 
 _DATA, _REPLAY = map(Entry._fields.index, ("data", "replay"))
-_is_ascii = str.isascii
+_is_ascii, _encoded = str.isascii, str.encode
 _new = tuple.__new__  # what Message() calls in the end: the way there takes longer than the rest
 _message: Callable[[tuple[Any, ...]], Message] = partial(_new, Message)
 

@@ -166,7 +166,7 @@ class Window(Generic[I]):
         self._next_ticket += len(items)
         self._bytes += sum(map(self._size_of, items))
 
-    def ready(self, blocked: Container[Line], gate: Callable[[I], "Gate"] | None = None) -> list[tuple[int, I]]:
+    def ready(self, blocked: Container[Line], gate: Callable[[I], "Gate"] | None = None) -> Sequence[tuple[int, I]]:
         """Give the items that may go now, with their tickets, in order; they count as in flight. The gate is asked
         last, of the first item of a line and of each item without one, in the order in which they entered."""
         going, self._free = self._free, []
@@ -193,7 +193,7 @@ class Window(Generic[I]):
         going.sort(key=_ticket)
         return [(slot.ticket, slot.item) for slot in going]
 
-    def upcoming(self) -> list[tuple[int, I]]:
+    def upcoming(self) -> Sequence[tuple[int, I]]:
         """Give what goes next, as far as that is known beforehand: here it is not."""
         return []
 

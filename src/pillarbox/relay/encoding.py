@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from pillarbox.core.convoy import Ticketed
 from pillarbox.core.entry import Entry
 from pillarbox.core.message import Message, encode, encode_all
 from pillarbox.core.retry import Untouched, Verdict, words_of
@@ -51,6 +52,8 @@ class Encoding:
 
     def _encoded(self, ready: Ready) -> list[Message]:
         formats = self._topics.formats
+        if not formats and isinstance(ready, Ticketed):
+            return encode_all(ready.items, ready.first)
         if not formats and ready[-1][0] - ready[0][0] == len(ready) - 1:
             return encode_all([entry for _, entry in ready], ready[0][0])
         return [encode(entry, ticket, formats.get(entry.topic, "plain")) for ticket, entry in ready]

@@ -7,6 +7,7 @@ has something. Nothing is settled before its answer, and nothing is sent once th
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
+from pillarbox.core.chunk import are_plain, size_of
 from pillarbox.core.convoy import Arrived, ConvoyWindow
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import Dead, Published, RetryAt, Verdict, words_of
@@ -222,7 +223,8 @@ def _window_for(publisher: Publisher, rules: Rules) -> Window[Entry]:
     publisher is prefix-safe, unless there are topics of which one event goes at a time."""
     size, line_of = 2 * rules.batch, rules.topics.line_of
     if publisher.prefix_safe and not rules.topics.whole:
-        return ConvoyWindow(size, line_of, smallest=max(2, rules.batch // 8), size_of=_size)
+        smallest = max(2, rules.batch // 8)
+        return ConvoyWindow(size, line_of, smallest=smallest, are_plain=are_plain, size_of_all=size_of, size_of=_size)
     return Window(size, line_of, prefix_safe=publisher.prefix_safe, size_of=_size)
 
 

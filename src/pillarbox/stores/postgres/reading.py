@@ -20,7 +20,7 @@ from pillarbox.errors import LaneLost
 from pillarbox.stores.postgres.careful import CRASHED
 from pillarbox.stores.postgres.memory import HELD, Memory, now
 from pillarbox.stores.postgres.parking import CHUNK, Row
-from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, entries_of
+from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, chunk_of
 from pillarbox.stores.postgres.settling import Settling
 from pillarbox.stores.postgres.ways import Anchor, Way, array_of, mask_of, position_json
 
@@ -44,15 +44,16 @@ class Reading:
         self._lot, self._careful = memory.lot, memory.careful
         self._one_reader = asyncio.Lock()
 
-    async def entries(self, room: int) -> list[Entry]:
+    async def entries(self, room: int) -> Sequence[Entry]:
         """Give what is due in the parking lot, then the next rows of the log."""
         async with self._one_reader:
             self._memory.require_lanes()
             self._memory.news.clear()
             await self._settling.save_if_due()
             knew = self._lot.known
-            found = await self._from_lot(room)
-            found += await self._from_log(room - len(found), lot_is_quiet=not found and not self._lot.is_out)
+            found: Sequence[Entry] = await self._from_lot(room)
+            logged = await self._from_log(room - len(found), lot_is_quiet=not found and not self._lot.is_out)
+            found = [*found, *logged] if found else logged
             if not found and self._lot.known and (not knew or self._lot.is_stale):
                 found = await self._from_lot(room)
             return found
@@ -80,7 +81,7 @@ class Reading:
         self._memory.same(generation)
         return [whole.entry]
 
-    async def _from_log(self, room: int, *, lot_is_quiet: bool) -> list[Entry]:
+    async def _from_log(self, room: int, *, lot_is_quiet: bool) -> Sequence[Entry]:
         polled = False
         while room > 0:
             self._memory.route.paused = self._memory.paused | self._lot.held
@@ -99,7 +100,7 @@ class Reading:
                 return entries
         return []
 
-    async def _more(self, way: Way, room: int) -> list[Entry]:
+    async def _more(self, way: Way, room: int) -> Sequence[Entry]:
         """Read on in a way's batch."""
         asked = 1 if way.careful else room
         position = way.read
@@ -118,7 +119,7 @@ class Reading:
             return []
         return await self._give(way, rows, asked)
 
-    async def _poll(self, room: int) -> list[Entry]:
+    async def _poll(self, room: int) -> Sequence[Entry]:
         """Begin a batch: take a snapshot, store it, read the first rows, all in one statement."""
         leader, others = self._memory.route.leader()
         asked = 1 if leader.careful else room
@@ -186,26 +187,26 @@ class Reading:
         self._memory.paused = frozenset(header["paused"])
         return bool((self._memory.paused | self._lot.held) - self._memory.route.paused)
 
-    async def _give(self, way: Way, rows: list[Any], asked: int) -> list[Entry]:
-        entries = entries_of(rows)
-        if entries:
-            way.give(entries[-1].position, len(entries))
-            self._memory.given.update(dict.fromkeys(map(_id, entries), way))
+    async def _give(self, way: Way, rows: list[Any], asked: int) -> Sequence[Entry]:
+        chunk = chunk_of(rows)
+        if chunk:
+            way.give(chunk.positions[-1], len(chunk))
+            self._memory.given.update(dict.fromkeys(chunk.positions, way))
         # A character is at most four bytes: below that, the size did not cut anything off.
-        if len(entries) < asked and 4 * sum(len(entry.data) for entry in entries) < CHUNK:
+        if len(chunk) < asked and 4 * chunk.size < CHUNK:
             way.end()
-        if entries and way.careful:
-            return await self._from_log_carefully(way, entries[0])
-        return entries
+        if chunk and way.careful:
+            return await self._from_log_carefully(way, chunk[0])
+        return chunk
 
-    async def _from_log_carefully(self, way: Way, entry: Entry) -> list[Entry]:
+    async def _from_log_carefully(self, way: Way, entry: Entry) -> Sequence[Entry]:
         lane = lane_of(entry.aggregate_type, entry.aggregate_id, entry.event_id)
         if not await self._is_suspected(entry, lane if lane in way.lanes else min(way.lanes)):
             return []
         generation = self._memory.generation
         rows = await self._connection.run(f"SELECT id, {COLUMNS} FROM {self._p}outbox WHERE id = %s", [entry.position])
         self._memory.same(generation)
-        return entries_of(rows)
+        return chunk_of(rows)
 
     async def _is_suspected(self, entry: Entry, lane: int) -> bool:
         """Write down which event is about to be read whole and sent; False if it killed two relays in a row and is
@@ -245,4 +246,4 @@ def _listed(way: Way) -> str:
     return f"id, {columns}"
 
 
-_id = itemgetter(0)  # of a row, and of an entry
+_id = itemgetter(0)  # of a row

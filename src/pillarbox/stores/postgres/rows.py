@@ -1,8 +1,10 @@
 """Rows → entries. The columns of outbox, parked and archive have the same names, so one list reads all three."""
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
+from pillarbox.core.chunk import Chunk
 from pillarbox.core.entry import Entry
 
 COLUMNS = (
@@ -15,20 +17,21 @@ WITHOUT_CONTENTS = (
 )
 """The same, with nothing in place of what may be large."""
 _DATA, _BODY = 6, 14
-_OF_THE_LOG = tuple(Entry._field_defaults.values())
+_data = itemgetter(_DATA)
 
 
 def entry_of(row: Sequence[Any]) -> Entry:
     """Make an entry of a row (position, then COLUMNS)."""
-    [entry] = entries_of((tuple(row),))
-    return entry
+    return chunk_of((tuple(row),))[0]
 
 
-def entries_of(rows: Iterable[tuple[Any, ...]]) -> list[Entry]:
+def chunk_of(rows: Iterable[tuple[Any, ...]]) -> Chunk:
     """Make entries of rows (position, then COLUMNS)."""
-    new = tuple.__new__  # what Entry() calls in the end: the way there takes longer than the rest
-    return [new(Entry, (row[:_BODY] if row[_DATA] is not None else _with_body(row)) + _OF_THE_LOG) for row in rows]
+    found = list(rows)
+    if None in map(_data, found):
+        found = [row if row[_DATA] is not None else _with_body(row) for row in found]
+    return Chunk(found)
 
 
 def _with_body(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*row[:_DATA], row[_BODY], *row[_DATA + 1 : _BODY])
+    return (*row[:_DATA], row[_BODY], *row[_DATA + 1 :])

@@ -4,10 +4,10 @@ import asyncio
 import json
 from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import islice
-from operator import itemgetter
 from typing import Any
 from uuid import UUID, uuid4
 
+from pillarbox.core.chunk import positions_of
 from pillarbox.core.convoy import Arrived
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt
@@ -71,7 +71,7 @@ class Settling:
     def _all_published(self, settlements: Settlements) -> bool:
         """Move over entries if they are the next ones of one way and all published, as they mostly are."""
         if isinstance(settlements, Arrived):
-            positions = list(map(_position, settlements.items))
+            positions = list(positions_of(settlements.items))
         else:
             positions = [entry[0] for entry, verdict in settlements if verdict is PUBLISHED and not entry.parked]
         count = len(positions)
@@ -197,9 +197,6 @@ class Settling:
         self._memory.published -= sum(tick["published"] for tick in ticks)
         self._memory.failed -= sum(tick["failed"] for tick in ticks)
         self._memory.stored_at = now()
-
-
-_position = itemgetter(0)  # of an entry
 
 
 def _gone_back(settlements: Settlements) -> Iterator[Entry]:
