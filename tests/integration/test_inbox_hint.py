@@ -292,8 +292,14 @@ def consumer_of(bench: HintBench, stream: Stream | None, *, stores: bool) -> tup
     return consumer, deliver
 
 
-@pytest.mark.parametrize("broker", ["memory", *(pytest.param(name, marks=pytest.mark.soak) for name in STREAMS)])
-@pytest.mark.parametrize("mode", ["handle", "store"])
+@pytest.mark.parametrize(
+    ("mode", "broker"),
+    [
+        pytest.param(mode, broker, marks=[pytest.mark.soak] if mode == "store" and broker != "memory" else [])
+        for mode in ("handle", "store")
+        for broker in ("memory", *STREAMS)
+    ],
+)
 async def test_each_effect_once_while_redis_is_flushed_stopped_and_restored(
     migrated: str, own_redis: Callable[..., Redis], stream: Stream | None, mode: str
 ) -> None:
