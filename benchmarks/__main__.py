@@ -15,9 +15,10 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import adding, brokers, consuming, drain, latency, postgres, reading
+from benchmarks import adding, brokers, consuming, drain, latency, plots, postgres, reading, whole
 from benchmarks.measure import Progress as Tell
 from benchmarks.measure import Row
+from pillarbox.bench.rows import written
 from servers.postgres import Postgres
 from servers.process import STARTED
 
@@ -58,13 +59,19 @@ ALL: dict[str, Callable[[Bench], list[Row]]] = {
     "postgres-idle": lambda at: postgres.idle_rows(at.postgres, at.place, at.quick, at.tell),
     "brokers-kafka": lambda at: brokers.drain_rows(at.postgres, "kafka", at.quick, at.tell),
     "brokers-debezium": lambda at: brokers.debezium_rows(at.quick, at.tell),
+    "brokers-debezium-latency": lambda at: brokers.debezium_latency_rows(at.quick, at.tell),
     "brokers-redis": lambda at: brokers.drain_rows(at.postgres, "redis", at.quick, at.tell),
     "brokers-nats": lambda at: brokers.drain_rows(at.postgres, "nats", at.quick, at.tell),
     "brokers-rabbitmq": lambda at: brokers.drain_rows(at.postgres, "rabbitmq", at.quick, at.tell),
+    "whole-embedded": lambda at: whole.embedded_rows(at.place, at.quick, at.tell),
+    "whole-kafka": lambda at: whole.rows(at.postgres, "kafka", at.quick, at.tell),
+    "whole-redis": lambda at: whole.rows(at.postgres, "redis", at.quick, at.tell),
+    "whole-nats": lambda at: whole.rows(at.postgres, "nats", at.quick, at.tell),
+    "whole-rabbitmq": lambda at: whole.rows(at.postgres, "rabbitmq", at.quick, at.tell),
 }
 TOGETHER = {
     "sqlite": [name for name in ALL if "-" not in name],
-    **{part: [name for name in ALL if name.startswith(f"{part}-")] for part in ("postgres", "brokers")},
+    **{part: [name for name in ALL if name.startswith(f"{part}-")] for part in ("postgres", "brokers", "whole")},
 }
 
 
@@ -92,7 +99,8 @@ def main() -> int:
     if options.write or not options.only:
         before = json.loads(RESULTS.read_text()) if options.only and RESULTS.exists() else []
         RESULTS.write_text(json.dumps(_renewed(before, rows), indent=2, ensure_ascii=False) + "\n")
-        console.print("Written to benchmarks/results/latest.json")
+        plots.draw(RESULTS)
+        console.print("Written to benchmarks/results/latest.json, and drawn beside it")
     return 0 if all(row.met is not False for row in rows) else 1
 
 
@@ -131,16 +139,10 @@ def _table(rows: list[Row]) -> Table:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
-            row.name, row.unit, _figure(row.value), _figure(row.reference), _figure(row.ratio), row.goal or "",
+            row.name, row.unit, written(row.value), written(row.reference), written(row.ratio), row.goal or "",
             "" if row.met is None else "yes" if row.met else "NO",
         )  # fmt: skip
     return table
-
-
-def _figure(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.4f}"
 
 
 def _machine() -> str:

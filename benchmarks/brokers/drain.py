@@ -1,6 +1,7 @@
 """How fast one relay brings PostgreSQL's outbox to a broker, beside the same client with nothing but the messages."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.brokers import stages
@@ -8,10 +9,7 @@ from benchmarks.brokers.stages import Stage
 from benchmarks.measure import Goal, Progress, Row, in_rounds
 from benchmarks.postgres import relays, shop
 from pillarbox.core.message import Message, encode
-from servers.postgres import Postgres, RunningPostgres
-
-WARM_UPS = 2
-"""How often Debezium drains everything before it counts."""
+from servers.postgres import RunningPostgres
 
 
 class Load(NamedTuple):
@@ -21,32 +19,37 @@ class Load(NamedTuple):
     events: int
     orders: int = 1000
     padding: int = 0
-    """Bytes that are added to each payload of about 310."""
+    """Bytes that are added to each payload of about 310, or taken away."""
     judged: bool = False
+    bare: int = 200_000
+    """The bare client publishes so many of them at most: it keeps them in memory."""
+    kinds: Sequence[str] = ("kafka", "redis", "nats", "rabbitmq")
 
 
 LOADS = (
     Load("", 200_000, judged=True),
     Load(", 10 aggregates", 20_000, orders=10),
     Load(", payloads of 4 KiB", 50_000, padding=4096 - 310),
+    Load(", payloads of 100 B", 200_000, padding=100 - 310),
+    Load(", 1,000,000 aggregates", 1_000_000, orders=1_000_000, kinds=("kafka", "redis")),
 )
 
 
 def rows(server: RunningPostgres, kind: str, quick: bool, tell: Progress) -> list[Row]:
     """Drain to one kind of broker."""
     with stages.ALL[kind]() as stage:
-        loads = [load._replace(events=load.events // (20 if quick else 1)) for load in LOADS]
+        loads = [load._replace(events=load.events // (20 if quick else 1)) for load in LOADS if kind in load.kinds]
         return [_row(server, stage, load, tell) for load in loads] + _shared(server, stage, loads[0], tell)
 
 
 def _row(server: RunningPostgres, stage: Stage, load: Load, tell: Progress) -> Row:
     with shop.database(server) as url:
         shop.fill(url, load.events, load.orders, load.padding)
-        messages = asyncio.run(messages_of(url, load.events))
+        messages = asyncio.run(messages_of(url, min(load.events, load.bare)))
 
         def both() -> tuple[float, float]:
             stage.empty()
-            bare = load.events / stage.publish(messages)
+            bare = len(messages) / stage.publish(messages)
             stage.empty()
             shop.rewind(url)
             return relays.drain(url, load.events, stage.url), bare
@@ -72,34 +75,6 @@ def _shared(server: RunningPostgres, stage: Stage, load: Load, tell: Progress) -
 
     name = f"drain PostgreSQL to {stage.name} with two relays, beside its bare client"
     return [in_rounds(name, "events/s", both, tell)]
-
-
-def debezium_rows(quick: bool, tell: Progress) -> list[Row]:
-    """Drain to Kafka, and let Debezium do the same with the same table, on a PostgreSQL whose log it can read."""
-    from benchmarks.brokers.debezium import Debezium
-
-    count = 10_000 if quick else LOADS[0].events
-    logical = Postgres("15", fsync=True, settings={**shop.SETTINGS, "wal_level": "logical"})
-    with (
-        logical as server,
-        stages.kafka() as stage,
-        shop.database(server) as url,
-        Debezium(url, stage.url.removeprefix("kafka://")) as debezium,
-    ):
-        shop.fill(url, count, LOADS[0].orders)
-        for turn in range(WARM_UPS):
-            tell(f"Debezium gets warm: {turn + 1} of {WARM_UPS}")
-            debezium.drain(count)
-
-        def both() -> tuple[float, float]:
-            stage.empty()
-            theirs = debezium.drain(count).rate
-            stage.empty()
-            shop.rewind(url)
-            return relays.drain(url, count, stage.url), theirs
-
-        name = "drain PostgreSQL to Kafka, beside a warm and tuned Debezium"
-        return [in_rounds(name, "events/s", both, tell, Goal(">=", 3))]
 
 
 async def messages_of(url: str, count: int) -> list[Message]:

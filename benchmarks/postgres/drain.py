@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import psycopg
 
 from benchmarks.measure import Goal, Progress, Row, compared, in_turn
-from benchmarks.postgres import relays, shop, textbook
+from benchmarks.postgres import relays, shop
+from pillarbox.bench import textbook
+from pillarbox.bench.load import Load
+from pillarbox.bench.places import Place
 from servers.postgres import RunningPostgres
 
 BIG = os.environ.get("BIG") == "1"
@@ -32,16 +35,27 @@ def rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]:
 
 def _textbook(server: RunningPostgres, count: int) -> float:
     with shop.database(server) as url:
-        textbook.fill(url, count)
-        return textbook.drain(url, count)
+        place = shop.place_at(url)
+        with closing(place.connect()) as connection:
+            place.make_tables(connection)
+        return textbook.measure(place, Load(), count, _nowhere).rate
+
+
+@contextmanager
+def _nowhere(place: Place) -> Iterator[textbook.Publish]:
+    yield lambda message: None
 
 
 def deep_rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]:
     """Drain the beginning of a deep outbox: beside a shallow one, and while somebody holds a snapshot."""
     deep, first, held, shallow = (60_000, 20_000, 40_000, 20_000) if quick else (3_000_000, 300_000, 1_000_000, 100_000)
-    deep = 10_000_000 if BIG and not quick else deep
-    tell(f"filling an outbox with {deep:,} events")
-    with shop.database(server, deep) as url, shop.database(server, shallow) as other:
+    deep, between = 10_000_000 if BIG and not quick else deep, deep // 3
+    tell(f"filling outboxes with {deep + between + shallow:,} events")
+    with (
+        shop.database(server, deep) as url,
+        shop.database(server, between) as third,
+        shop.database(server, shallow) as other,
+    ):
 
         def under_snapshot() -> float:
             with _snapshot(url):
@@ -49,6 +63,7 @@ def deep_rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]
 
         ways = {
             "deep": lambda: _drain(url, first),
+            "between": lambda: _drain(third, first),
             "shallow": lambda: _drain(other, shallow),
             "under a snapshot": under_snapshot,
             "without a snapshot": lambda: _drain(url, held),
@@ -58,6 +73,9 @@ def deep_rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]
         compared(
             f"drain at a depth of {deep:,}, beside {shallow:,}", "events/s",
             found["deep"], found["shallow"], Goal(">=", 0.8),
+        ),
+        compared(
+            f"drain at a depth of {between:,}, beside {shallow:,}", "events/s", found["between"], found["shallow"]
         ),
         compared(
             f"drain of {held:,} under a held snapshot, beside none", "events/s",

@@ -12,7 +12,9 @@ import psycopg
 from psycopg import sql
 
 from benchmarks import shop
+from pillarbox.bench.postgres import PostgresPlace
 from pillarbox.core.routing import Topics
+from pillarbox.settings import Settings
 from pillarbox.stores.postgres import PostgresStore
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.wiring import SystemClock
@@ -25,6 +27,7 @@ SETTINGS = {
     "wal_log_hints": "off",
     "wal_keep_size": "0",
 }
+SMALL = 310 - len('{"order_id":0,"note":""}')
 # The server makes the events itself, a thousand a transaction: a client would take minutes for millions.
 FILL: LiteralString = """
 DO $fill$ DECLARE start bigint; BEGIN
@@ -46,17 +49,23 @@ def durable_server() -> Postgres:
 
 
 @contextmanager
+def bare_database(server: RunningPostgres) -> Iterator[str]:
+    """Make an empty database; give its URL, and drop it at the end."""
+    name = f"shop_{uuid4().hex}"
+    try:
+        yield server.create_database(name)
+    finally:
+        server.drop_database(name)
+
+
+@contextmanager
 def database(server: RunningPostgres, count: int = 0) -> Iterator[str]:
     """Make a shop with `count` events that nobody has published; give its URL, and drop it at the end."""
-    name = f"shop_{uuid4().hex}"
-    url = server.create_database(name)
-    try:
+    with bare_database(server) as url:
         migrate(url)
         if count:
             fill(url, count)
         yield url
-    finally:
-        server.drop_database(name)
 
 
 def store_at(url: str) -> PostgresStore:
@@ -64,6 +73,11 @@ def store_at(url: str) -> PostgresStore:
     return PostgresStore(
         url, owner="benchmark", lease=timedelta(seconds=15), topics=Topics(), clock=SystemClock(), hooks=Hooks()
     )
+
+
+def place_at(url: str, broker: str | None = None) -> PostgresPlace:
+    """Give what `pillarbox bench` measures on."""
+    return PostgresPlace(Settings(database=url, broker=broker), shop.TOPIC)
 
 
 def migrate(url: str) -> None:
@@ -79,9 +93,10 @@ def migrate(url: str) -> None:
 
 
 def fill(url: str, count: int, orders: int = shop.ORDERS, padding: int = 0) -> None:
-    """Add events with the payload that every benchmark has, perhaps with more bytes."""
-    payload = shop.payload(0)
-    payload["note"] += "." * padding
+    """Add events with the payload that every benchmark has, with more bytes, or with fewer."""
+    payload: dict[str, Any] = {"order_id": 0, "note": "." * (SMALL + padding)}
+    if padding >= 0:
+        payload = shop.payload(0) | {"note": shop.payload(0)["note"] + "." * padding}
     before, after = json.dumps(payload, separators=(",", ":")).split('"order_id":0')
     statement = sql.SQL(FILL).format(
         count=sql.Literal(count), orders=sql.Literal(orders), topic=sql.Literal(shop.TOPIC),

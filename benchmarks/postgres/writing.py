@@ -4,10 +4,9 @@ The transaction is pgbench's own, five statements; beside it stands one of two s
 larger one an event counts for less.
 """
 
-import multiprocessing
 from collections.abc import Callable
+from contextlib import closing
 from random import randrange
-from time import perf_counter
 from typing import Any
 
 import psycopg
@@ -15,7 +14,8 @@ import psycopg
 from benchmarks import shop as events
 from benchmarks.measure import Goal, Progress, Row, compared, in_turn
 from benchmarks.postgres import shop
-from pillarbox.psycopg import Outbox
+from pillarbox.bench import writing
+from pillarbox.bench.places import Place
 from servers.postgres import RunningPostgres
 
 ACCOUNTS, TELLERS, BRANCHES = 100_000, 1_000, 100
@@ -28,7 +28,7 @@ TABLES = (
     f"INSERT INTO tellers SELECT n, 0 FROM generate_series(0, {TELLERS - 1}) n",
     f"INSERT INTO accounts SELECT n, 0 FROM generate_series(0, {ACCOUNTS - 1}) n",
 )
-_spawn = multiprocessing.get_context("spawn")
+MOST = 1_000_000_000
 
 
 def rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]:
@@ -42,68 +42,48 @@ def rows(server: RunningPostgres, quick: bool, tell: Progress) -> list[Row]:
             _row(url, "pgbench", 8, seconds, tell, Goal(">=", 0.7)),
             _row(url, "two statements", 8, seconds, tell),
             _row(url, "two statements", 1, seconds, tell),
+            _logged(url, seconds, tell),
         ]
 
 
 def _row(url: str, kind: str, count: int, seconds: float, tell: Progress, goal: Goal | None = None) -> Row:
     """Let the same writers work both ways by turns."""
-    writers = [_Writer(url, kind) for _ in range(count)]
+    with writing.writers(shop.place_at(url), events.event, _KINDS[kind], count) as writers:
 
-    def together(with_event: bool) -> Callable[[], float]:
-        def measure() -> float:
-            shop.settle_down(url)
-            for writer in writers:
-                writer.begin(seconds, with_event)
-            return sum(writer.result() for writer in writers)
+        def together(with_event: bool) -> Callable[[], float]:
+            def measure() -> float:
+                shop.settle_down(url)
+                return writers.rate(seconds, MOST, with_event=with_event).rate
 
-        return measure
+            return measure
 
-    name = f"a transaction ({kind}) with an event, {count} {'writers' if count > 1 else 'writer'}"
-    try:
         together(True)()  # caches, prepared statements
+        name = f"a transaction ({kind}) with an event, {count} {'writers' if count > 1 else 'writer'}"
         found = in_turn(name, {"with": together(True), "without": together(False)}, tell)
-    finally:
-        for writer in writers:
-            writer.end()
     return compared(name, "transactions/s", found["with"], found["without"], goal)
 
 
-class _Writer:
-    """A process with one connection, as an application's worker has."""
+def _logged(url: str, seconds: float, tell: Progress) -> Row:
+    """Count what transactions write to the WAL, of two statements, with an event and without."""
+    place = shop.place_at(url)
+    with closing(place.connect()) as connection, writing.writers(place, events.event, _two_statements, 1) as writers:
 
-    def __init__(self, url: str, kind: str) -> None:
-        self._ours, theirs = _spawn.Pipe()
-        self._process = _spawn.Process(target=_work, args=(url, kind, theirs), daemon=True)
-        self._process.start()
+        def logged(with_event: bool) -> Callable[[], float]:
+            def measure() -> float:
+                shop.settle_down(url)
+                writers.rate(seconds, MOST, with_event=with_event)  # pages are logged as a whole after a checkpoint
+                before = place.written(connection)
+                transactions = writers.rate(seconds, MOST, with_event=with_event).transactions
+                return (place.written(connection) - before) / transactions
 
-    def begin(self, seconds: float, with_event: bool) -> None:
-        self._ours.send((seconds, with_event))
+            return measure
 
-    def result(self) -> float:
-        rate: float = self._ours.recv()
-        return rate
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _work(url: str, kind: str, orders: Any) -> None:
-    outbox, write = Outbox(), _KINDS[kind]
-    with psycopg.connect(url) as connection:
-        while True:
-            seconds, with_event = orders.recv()
-            began, count = perf_counter(), 0
-            while perf_counter() < began + seconds:
-                with connection.transaction():
-                    write(connection)
-                    if with_event:
-                        outbox.add(connection, events.event(count))
-                count += 1
-            orders.send(count / (perf_counter() - began))
+        name = "WAL of a transaction (two statements) with an event"
+        found = in_turn(name, {"with": logged(True), "without": logged(False)}, tell)
+    return compared(f"{name}, beside none", "bytes", found["with"], found["without"])
 
 
-def _pgbench(connection: psycopg.Connection[Any]) -> None:
+def _pgbench(place: Place, connection: psycopg.Connection[Any]) -> None:
     """Do what `pgbench` does by default (TPC-B), on more branches, so that writers do not wait for one another."""
     account, teller, branch, delta = (
         randrange(ACCOUNTS),
@@ -118,7 +98,7 @@ def _pgbench(connection: psycopg.Connection[Any]) -> None:
     connection.execute("INSERT INTO history VALUES (%s, %s, %s, %s, now())", [teller, branch, account, delta])
 
 
-def _two_statements(connection: psycopg.Connection[Any]) -> None:
+def _two_statements(place: Place, connection: psycopg.Connection[Any]) -> None:
     account = randrange(ACCOUNTS)
     connection.execute("UPDATE accounts SET balance = balance - 1 WHERE id = %s", [account])
     connection.execute("INSERT INTO history VALUES (0, 0, %s, -1, now())", [account])

@@ -17,6 +17,10 @@ CALM = 8.0
 """Seconds until a relay has found out that nothing comes."""
 
 
+SHORTEST = 5.0
+"""In less there are too few statements to count, and too little processor time."""
+
+
 class Idle(NamedTuple):
     """Statements a second, if they can be counted, and the share of a core."""
 
@@ -26,6 +30,7 @@ class Idle(NamedTuple):
 
 def idle(place: Place, seconds: float) -> Idle:
     """Let a relay wait for events that do not come."""
+    seconds = max(seconds, SHORTEST)
     counted = parse_url("database", place.settings.database or "").scheme != "sqlite"
     count = shared("q")
     relay = Child("relay", _relay, place.settings, count, counted)

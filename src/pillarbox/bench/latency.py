@@ -47,18 +47,27 @@ def percentile(seconds: Sequence[float], share: float) -> float:
 
 def latencies(place: Place, load: Load, first: int, count: int, rate: float, until: Until) -> Latencies:
     """Let a relay work, and a consumer if need be; wait until one event is through, then write at a steady rate."""
-    begin = place.connect()
-    with closing(begin):
-        watched: Callable[..., None] = _relay if until == "broker" else _consumer
-        others = [] if until == "broker" else [Child("relay", _plain_relay, place.settings)]
-        watcher = Child("relay" if until == "broker" else "consumer", watched, place, first, count + 1)
-        with running(watcher, *others):
-            place.fill(begin, load, first, 1)
-            watcher.receive(PATIENCE)
-            writer = Child("writer", write_steadily, place, load, first + 1, count, rate)
-            with running(writer):
-                committed, commits = writer.receive(PATIENCE + count / rate)
-            seen = watcher.receive(PATIENCE + count / rate)[1:]
+    if until == "broker":
+        watcher = Child("relay", _relay, place, first, count + 1)
+        with running(watcher):
+            return watched(watcher, place, load, first, count, rate)
+    watcher, relay = (
+        Child("consumer", _consumer, place, first, count + 1),
+        Child("relay", relay_plainly, place.settings),
+    )
+    with running(watcher, relay):
+        return watched(watcher, place, load, first, count, rate)
+
+
+def watched(watcher: Child, place: Place, load: Load, first: int, count: int, rate: float) -> Latencies:
+    """Wait until one event is through, then write at a steady rate, while somebody watches with `Seen`."""
+    with closing(place.connect()) as connection:
+        place.fill(connection, load, first, 1)
+    watcher.receive(PATIENCE)
+    writer = Child("writer", write_steadily, place, load, first + 1, count, rate)
+    with running(writer):
+        committed, commits = writer.receive(PATIENCE + count / rate)
+    seen = watcher.receive(PATIENCE + count / rate)[1:]
     # A writer may hear of its commit after others have seen it.
     taken = [max(0.0, at - since) for since, at in zip(committed, seen, strict=True)]
     return Latencies(taken, commits, count / max(1e-9, max(committed) - min(committed)) if count > 1 else rate)
@@ -129,10 +138,20 @@ class _Broker:
 
 def _relay(place: Place, first: int, count: int, pipe: Any) -> None:
     seen = Seen(first, count, pipe.send)
-    Relay(place.settings, broker=_Broker(place.settings, seen), hooks=Hooks()).run_forever()
+
+    async def publish(messages: list[Message]) -> None:
+        """Have it published at once, where there is no broker."""
+        now = perf_counter()
+        for message in messages:
+            seen.note(message.headers["id"], now)
+
+    settings = place.settings
+    way_out: dict[str, Any] = {"publish": publish} if settings.broker is None else {"broker": _Broker(settings, seen)}
+    Relay(settings, hooks=Hooks(), **way_out).run_forever()
 
 
-def _plain_relay(settings: Settings, pipe: Any) -> None:
+def relay_plainly(settings: Settings, pipe: Any) -> None:
+    """Relay, and tell nothing."""
     Relay(settings, hooks=Hooks()).run_forever()
 
 

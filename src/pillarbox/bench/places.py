@@ -3,6 +3,7 @@
 Nothing that was there before is opened, read or changed.
 """
 
+import re
 import secrets
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +18,8 @@ from pillarbox.settings.tables import HealthSettings, OutboxSettings, RetentionS
 from pillarbox.settings.urls import file_of, parse_url, without_secrets
 
 ACCOUNTS = 10_000
+OWN_FILE = re.compile(r"pillarbox_bench_[0-9a-f]{12}(-stream)?[.]db$")
+"""What we call our files. Nothing else is ever removed."""
 NO_BROKERS = {
     "stdout": "prints every event where the rows are printed",
     "memory": "ends with the process that has it",
@@ -153,3 +156,12 @@ def _beside(setting: str, url: str, name: str) -> str:
     if not directory.is_dir():
         raise ConfigError(f"{setting}: there is no directory {directory}, in which {without_secrets(url)} would be")
     return f"sqlite:///{directory / name}"
+
+
+def remove_files(url: str | None) -> None:
+    """Remove a file of our own, and what SQLite and relays have put beside it."""
+    file = Path((url or "").removeprefix("sqlite:///"))
+    if not OWN_FILE.match(file.name):
+        raise ValueError(f"{file} is no file of a bench, and is not removed")
+    for one in file.parent.glob(f"{file.stem}*"):
+        one.unlink(missing_ok=True)

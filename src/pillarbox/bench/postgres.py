@@ -112,7 +112,7 @@ class PostgresPlace:
         connection.execute("BEGIN")
 
     def run(self, connection: Any, sql: str, *parameters: object) -> list[tuple[Any, ...]]:
-        cursor = connection.execute(sql.format(p=f"{self.schema}."), parameters or None)
+        cursor = connection.execute(sql.format(p=f"{self.schema}."), parameters or None, binary=True)
         return cursor.fetchall() if cursor.description else []
 
     def outbox(self) -> Outbox:
@@ -134,7 +134,7 @@ class PostgresPlace:
         for (table,) in tables:
             connection.execute(f'VACUUM ANALYZE {self.schema}."{table}"'.encode())
 
-    def written(self, connection: Any) -> int | None:
+    def written(self, connection: Any) -> int:
         [[place]] = self.run(connection, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
         return int(place)
 

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import uuid4
 
 from pillarbox.bench.load import AGGREGATE, IDS, TYPE, Load
-from pillarbox.bench.places import ACCOUNTS, Lane
+from pillarbox.bench.places import ACCOUNTS, Lane, remove_files
 from pillarbox.dbapi import Inbox, Outbox
 from pillarbox.errors import StoreError
 from pillarbox.settings import Settings
@@ -71,12 +71,7 @@ class SqlitePlace:
         return self.settings, replace(self.settings, database=f"sqlite:///{self._inbox}")
 
     def drop(self) -> None:
-        for file in self._file.parent.glob(f"{self._file.stem}*"):
-            file.unlink(missing_ok=True)
-        stream = (self.settings.broker or "").removeprefix("sqlite:///")
-        if stream != self.settings.broker:
-            for file in Path(stream).parent.glob(f"{self._file.stem}*"):
-                file.unlink(missing_ok=True)
+        remove_files(self.settings.database)
 
     @contextmanager
     def failures(self) -> Iterator[None]:

@@ -7,8 +7,8 @@ can be, its index is the right one, its payload is the same as ours.
 import asyncio
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -24,6 +24,8 @@ from pillarbox.wiring import open_publisher
 PATIENCE = 600.0
 Publish = Callable[[Message], None]
 """Returns when the broker has it."""
+Client = Callable[[Place], AbstractContextManager[Publish]]
+"""Opens a client of the place's broker; given to another process, so a function of a module."""
 
 
 def drain(place: Place, connection: Any, publish: Publish) -> int:
@@ -41,12 +43,13 @@ def drain(place: Place, connection: Any, publish: Publish) -> int:
         published += 1
 
 
-def measure(place: Place, load: Load, count: int) -> Drained:
-    """Fill the textbook's outbox and let it drain to the place's broker, in a process of its own."""
+def measure(place: Place, load: Load, count: int, client: Client | None = None) -> Drained:
+    """Fill the textbook's outbox and let it drain, in a process of its own: with a client of the broker that is given,
+    or else with our own publisher."""
     with closing(place.connect()) as connection:
         place.fill_textbook(connection, load, count)
         before = place.used(connection), place.written(connection)
-        loop = Child("textbook loop", _loop, place, count)
+        loop = Child("textbook loop", _loop, place, count, client or our_publisher)
         with running(loop):
             seconds, used = loop.receive(PATIENCE)
         after = place.used(connection), place.written(connection)
@@ -54,23 +57,24 @@ def measure(place: Place, load: Load, count: int) -> Drained:
     return Drained(count, seconds, used, database, None if written is None else int(written))
 
 
-def _loop(place: Place, count: int, pipe: Any) -> None:
-    with asyncio.Runner() as runner, closing(place.connect()) as connection:
-        publisher = runner.run(_opened(place))
-
-        def publish(message: Message) -> None:
-            runner.run(_publish(publisher, message))
-
-        publish(
-            _message(place.topic, (0, str(uuid4()), "bench", "0", "Benched", "{}"))
-        )  # connected before its time begins
+def _loop(place: Place, count: int, client: Client, pipe: Any) -> None:
+    with closing(place.connect()) as connection, client(place) as publish:
+        publish(_message(place.topic, (0, str(uuid4()), "bench", "0", "Benched", "{}")))  # connected before its time
         began, before = perf_counter(), used_by([os.getpid()])
         published = drain(place, connection, publish)
         seconds, after = perf_counter() - began, used_by([os.getpid()])
+    if published != count:
+        raise BenchFailed(f"{published} events were published, not {count}")
+    pipe.send((seconds, None if before is None or after is None else after - before))
+
+
+@contextmanager
+def our_publisher(place: Place) -> Iterator[Publish]:
+    """Publish with what a relay publishes with."""
+    with asyncio.Runner() as runner:
+        publisher = runner.run(_opened(place))
+        yield lambda message: runner.run(_publish(publisher, message))
         runner.run(publisher.close())
-        if published != count:
-            raise BenchFailed(f"{published} events were published, not {count}")
-        pipe.send((seconds, None if before is None or after is None else after - before))
 
 
 async def _opened(place: Place) -> Any:

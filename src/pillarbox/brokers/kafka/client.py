@@ -138,7 +138,8 @@ def make_topics(
 ) -> list[KafkaError]:
     """Make topics, replicated as the cluster does it by default; give why not."""
     wanted = [NewTopic(topic, num_partitions=partitions, replication_factor=-1) for topic in topics]
-    return _errors(_make_admin(options, journal).create_topics(wanted, request_timeout=patience), patience)
+    client = _make_admin(options, journal)  # what it was asked for ends with it
+    return _errors(client.create_topics(wanted, request_timeout=patience), patience)
 
 
 def remove_topics(

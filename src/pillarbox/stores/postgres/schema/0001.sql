@@ -34,6 +34,9 @@ CREATE TABLE IF NOT EXISTS {p}outbox (
 );
 -- Never compressed: a row without toast is then as small as it looks, and the relay can trust its size.
 ALTER TABLE {p}outbox ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL;
+-- Where many events of few transactions were analyzed, the events of one transaction would seem to be everywhere, and be
+-- looked for by walking over the log instead of by the index on xid.
+ALTER TABLE {p}outbox ALTER xid SET (n_distinct = -1);
 CREATE INDEX IF NOT EXISTS {prefix}outbox_xid ON {p}outbox (xid, id);
 CREATE INDEX IF NOT EXISTS {prefix}outbox_aggregate ON {p}outbox (aggregate_type, aggregate_id, id);
 CREATE INDEX IF NOT EXISTS {prefix}outbox_created ON {p}outbox USING brin (created_at) WITH (autosummarize = on);

@@ -1,0 +1,43 @@
+"""The plots of the benchmarks: every row is in one, and what misses its goal is seen."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.plots import PLOTS, RESULTS, draw, group_of
+
+
+def test_every_row_is_in_one_plot_and_every_plot_is_what_the_file_says(tmp_path: Path) -> None:
+    results = tmp_path / "latest.json"
+    results.write_bytes(RESULTS.read_bytes())
+    drawn = draw(results)
+    texts = [ElementTree.parse(file).getroot() for file in drawn]  # what is no XML fails here
+    names = [element.text for root in texts for element in root if element.tag.endswith("text")]
+    for row in json.loads(results.read_text()):
+        assert names.count(row["name"]) == 1, row["name"]
+    assert sum(file.read_text().count('fill="#a22"') for file in drawn) == RESULTS.read_text().count('"met": false')
+    for file in drawn:
+        assert file.read_text() == RESULTS.with_name(file.name).read_text(), "run python -m benchmarks.plots"
+
+
+@pytest.mark.parametrize(
+    ("row", "plot"),
+    [
+        ("PostgreSQL → Redis: commit → broker at 100/s, p50, beside the commits themselves", "whole"),
+        ("commit → Kafka consumer at 1,000 events/s, polling, p99", "latency"),
+        ("commit → Kafka consumer at 1,000 events/s, polling, beside a Debezium for low latency, p99", "debezium"),
+        ("drain PostgreSQL to Kafka, beside a warm and tuned Debezium", "debezium"),
+        ("drain PostgreSQL to Kafka, beside its bare client, payloads of 100 B", "brokers"),
+        ("drain at a depth of 1,000,000, beside 100,000", "depth"),
+        ("WAL of a transaction (two statements) with an event, beside none", "writers"),
+        ("an idle relay: queries a second", "rest"),
+    ],
+)
+def test_a_row_is_where_one_looks_for_it(row: str, plot: str) -> None:
+    assert group_of(row) == plot
+
+
+def test_the_titles_tell_the_plots_apart() -> None:
+    assert len({title for title, _ in PLOTS.values()}) == len(PLOTS)
