@@ -23,8 +23,6 @@ from servers.redis import Redis
 
 SLOW = 20_000.0
 """Bytes in a second, where the way to the broker is slow."""
-HINTS = 1
-"""The number of Redis's database for hints; streams are in 0."""
 YOUNG = 6.0
 """Seconds for which a quorum queue of RabbitMQ does not survive a kill, with all that was confirmed in it."""
 AnyBroker = Redis | Kafka | Nats | RabbitMQ
@@ -59,11 +57,10 @@ class OwnServers:
             self.ledger = self.way_to_ledger = self._books.create_database("books")
         self._broker = BROKERS[broker](servers)
         self.broker, self.way_to_broker = self._broker.url, self._broker.proxied
-        started = self._broker.server
-        self._hints = started if isinstance(started, Redis) else servers.enter_context(Redis())
-        self.hint: str | None = self._hints.url(HINTS)
+        self._hints = servers.enter_context(Redis())  # one of its own, which can be flushed while the broker is away
+        self.hint: str | None = self._hints.url()
         self._held: dict[Strike, psycopg.Connection[Any]] = {}
-        self._may_be_young = isinstance(started, RabbitMQ)
+        self._may_be_young = isinstance(self._broker.server, RabbitMQ)
         self.deeds: Mapping[str, Deed] = {**self._to_servers(), **self._to_networks(), **self._to_more()}
 
     def versions(self) -> Sequence[str]:
@@ -114,7 +111,7 @@ class OwnServers:
             self._broker.server.restart()
 
     def _flush(self) -> None:
-        with self._hints.client(HINTS) as client:
+        with self._hints.client() as client:
             client.flushdb()
 
     def _terminate(self) -> None:

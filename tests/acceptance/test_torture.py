@@ -3,12 +3,13 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pillarbox.torture.cast import Member
+from pillarbox.torture.cast import Cast, Member
 from pillarbox.torture.faults import GROUPS
 from pillarbox.torture.processes import Processes
 from pillarbox.torture.stage import GivenServers, offered
@@ -157,3 +158,16 @@ def test_who_is_frozen_already_is_not_waited_for(tmp_path: Path) -> None:
         member.freeze()
         member.kill()
         assert member.deaths == 1
+
+
+def test_who_kills_himself_is_started_again_and_that_is_a_fault(tmp_path: Path) -> None:
+    deadly = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    (tmp_path / "deadly.py").write_text(deadly)
+    with Processes(tmp_path) as processes:
+        place = {"PYTHONPATH": str(tmp_path)}
+        cast = Cast([], [lambda: processes.start("deadly", "deadly", environment=place)])
+        until = time.monotonic() + 30
+        while cast.killed_itself_at == 0.0 and time.monotonic() < until:
+            cast.look()
+        assert time.time() - 30 < cast.killed_itself_at <= time.time()
+        assert (cast.relay_deaths, cast.words, cast.consumers[0].deaths) == (0, [], 1)

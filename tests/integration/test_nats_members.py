@@ -30,8 +30,10 @@ class Hall(NamedTuple):
         self.publisher.send(messages)
         assert not any(outcome.error for outcome in await answers(self.publisher, len(messages)))
 
-    def member(self, url: str | None = None, *, topics: tuple[str, ...] = ("orders",)) -> NatsSubscriber:
-        options = NatsOptions.read("nats", (url or self.url)[5:], {"lease": LEASE})
+    def member(
+        self, url: str | None = None, *, topics: tuple[str, ...] = ("orders",), lease: float = LEASE
+    ) -> NatsSubscriber:
+        options = NatsOptions.read("nats", (url or self.url)[5:], {"lease": lease})
         self.opened.append(NatsSubscriber(options, consumer="billing", topics=topics))
         return self.opened[-1]
 
@@ -79,6 +81,47 @@ async def test_what_a_member_has_in_hand_is_not_overtaken_by_what_comes_after_it
         await ask(hall.url, f"CONSUMER.UNPIN.{stream}.{name}", {"group": "pillarbox"})
         await hall.publish(batch("aaa", first=4))
         assert texts(await receive(second, 6)) == [b"a1", b"a2", b"a3", b"a4", b"a5", b"a6"]
+
+
+@pytest.mark.parametrize("in_doubt", [0, 1], ids=["nothing else", "an acknowledgement of which nobody knows"])
+async def test_what_is_lost_with_the_connection_is_not_overtaken_by_what_comes_after_it(
+    hall: Hall, in_doubt: int
+) -> None:
+    """The server has sent it, and counts it as in hand, until its time is over."""
+    with FaultProxy(int(hall.url.rpartition(":")[2])) as proxy:
+        member = hall.member(f"nats://127.0.0.1:{proxy.port}", lease=3.0)
+        await hall.publish(batch("aa"))
+        received = await receive(member, 2)
+        await member.acknowledge(received[in_doubt:])
+        proxy.lose_answers()
+        asking = asyncio.create_task(receive(member, 1))
+        await hall.publish(batch("a", first=3))
+        await until_pending(hall, member, 1 + in_doubt)
+        if in_doubt:
+            with pytest.raises(BrokerUnavailable):
+                await member.acknowledge(received[:in_doubt])
+            await until_pending(hall, member, 1)
+        proxy.heal()
+        await asyncio.gather(asking, return_exceptions=True)
+        await hall.publish(batch("aa", first=4))
+        again: list[Delivery] = asking.result() if asking.exception() is None else []
+        async with asyncio.timeout(20):
+            while len(again) < 3:
+                try:
+                    again += await member.deliveries(3, 0.1)
+                except BrokerUnavailable:
+                    continue
+        assert texts(again) == [b"a3", b"a4", b"a5"]
+
+
+async def until_pending(hall: Hall, member: NatsSubscriber, count: int) -> None:
+    """Wait until the server counts so many messages as in somebody's hand."""
+    async with asyncio.timeout(10):
+        while True:
+            info = await ask(hall.url, f"CONSUMER.INFO.TEST.{member._seats['orders'].name}", {})
+            if info["num_ack_pending"] == count:
+                return
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("seed", range(3))

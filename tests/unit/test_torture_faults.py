@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pillarbox.torture import clocks
+from pillarbox.torture.deeds import REPEAT_NOTHING
 from pillarbox.torture.faults import FAILOVER, GROUPS, KINDS, groups_of, named, plan
 from pillarbox.torture.stage import ANYWHERE, GivenServers, left_out, offered
 
@@ -54,7 +55,7 @@ def test_what_cannot_be_made_on_servers_of_somebody_else_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clocks, "LIBRARIES", ())
-    stage = GivenServers("postgresql://host/shop", None, tmp_path)
+    stage = GivenServers("postgresql://host/shop", "kafka://host", tmp_path)
     assert offered(stage, GROUPS) == ANYWHERE
     assert left_out(stage, GROUPS) == [
         "left out, because these servers are not ours: faults of database, broker, network",
@@ -65,7 +66,13 @@ def test_what_cannot_be_made_on_servers_of_somebody_else_is_said(
 
 def test_clocks_of_relays_can_be_set_on_anybodys_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "LIBRARIES", (tmp_path / "libfaketime.so.1",))
-    assert offered(GivenServers("postgresql://host/shop", None, tmp_path), ["clock"]) == named({"clock"})
+    assert offered(GivenServers("postgresql://host/shop", "kafka://host", tmp_path), ["clock"]) == named({"clock"})
     assert left_out(GivenServers(None, None, tmp_path), ["clock"]) == [
         "left out: faults of clock: whoever uses a file of SQLite is on one machine, which has one clock"
     ]
+
+
+def test_what_repeats_nothing_is_known_by_its_name() -> None:
+    assert REPEAT_NOTHING <= ALL
+    # These lose an acknowledgement, or the lanes: whoever takes them for harmless would find copies beyond the bound.
+    assert not REPEAT_NOTHING & {"freeze a relay", "kill the broker", "kill the database", "lose answers of the broker"}

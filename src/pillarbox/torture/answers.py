@@ -63,6 +63,9 @@ def _metrics_of(process: Process) -> dict[str, float]:
     place = _PLACE.search(process.log.read_text(errors="replace"))
     if place is None:
         return {}
-    with urllib.request.urlopen(f"http://{place[1]}/metrics", timeout=PATIENCE) as answer:
-        text = answer.read().decode()
+    try:
+        with urllib.request.urlopen(f"http://{place[1]}/metrics", timeout=PATIENCE) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return {}  # it has none, or it is gone: the judge sees that it has said nothing
     return {f"{name} {result}".strip(): float(value) for name, result, value in _SAMPLE.findall(text)}

@@ -1,6 +1,7 @@
 """The cast: relays and consumers, real programs in processes of their own, started again when they end."""
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 
 from pillarbox.torture.processes import Process, ProcessFailed
@@ -19,6 +20,7 @@ class Member:
         self._leaving = False
         self.deaths = 0
         """How often it was killed, or killed itself."""
+        self.killed_itself_at = 0.0
 
     def kill(self) -> None:
         """kill -9; it is started again by `look`."""
@@ -49,7 +51,9 @@ class Member:
         code, expected = self.process.code, self._leaving
         words = None
         if code == -signal.SIGKILL:
-            self.deaths += not self.process.killed
+            if not self.process.killed:
+                self.deaths += 1
+                self.killed_itself_at = time.time()
         elif not (expected and code in (0, -signal.SIGTERM)):  # it may not have been ready for the signal yet
             words = f"the {self.process.name} ended with {code}: {self.process.last_words()}"
         self._leaving = False
@@ -78,6 +82,11 @@ class Cast:
         """Let everybody go on."""
         for member in [*self.relays, *self.consumers]:
             member.thaw()
+
+    @property
+    def killed_itself_at(self) -> float:
+        """When somebody last did; 0 if nobody has."""
+        return max(member.killed_itself_at for member in [*self.relays, *self.consumers])
 
     @property
     def relay_deaths(self) -> int:

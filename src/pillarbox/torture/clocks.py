@@ -1,6 +1,7 @@
 """The wall clocks of relays, which can be set while they run: by libfaketime, which is loaded before them.
 
 It lies about the wall clock alone. The monotonic one, by which everybody waits, is never set on a real machine either.
+(In a process under it Python's time.sleep fails: release 0.9.10 does not know how it waits. A relay does not use it.)
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,9 +17,9 @@ FRESH = 1
 """Seconds until a process sees that its clock was set."""
 
 
-def can_set_clocks(database: str) -> str | None:
-    """Say why relays on this database cannot have clocks of their own; None if they can."""
-    if database.startswith("sqlite:"):
+def can_set_clocks(*servers: str) -> str | None:
+    """Say why relays on this database and this broker cannot have clocks of their own; None if they can."""
+    if any(url.startswith("sqlite:") for url in servers):
         return "whoever uses a file of SQLite is on one machine, which has one clock"
     return None if LIBRARIES else "libfaketime is not installed (Debian's package faketime)"
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 _GUARD = "import os, signal, sys; sys.stdin.buffer.read(); os.killpg(0, signal.SIGKILL)"
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds that a process has to end after it was asked to."""
 
 

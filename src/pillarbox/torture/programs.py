@@ -60,7 +60,9 @@ class Programs:
     def consumer(self) -> Process:
         ways = ["--broker", self._stage.way_to_broker, *(word for topic in TOPICS for word in ("--topic", topic))]
         hint = [] if self._stage.hint is None else ["--set", f"inbox.hint={self._stage.hint}"]
-        words = ["consume", "pillarbox.torture.effects:inbox", *ways, *hint, *HEALTH, "--json"]
+        # Where one member at a time has a topic, who waits for a dead one waits for a lease.
+        lease = ["--set", f"nats.lease={LEASE:g}"] if self._stage.broker.startswith(("nats:", "tls:")) else []
+        words = ["consume", "pillarbox.torture.effects:inbox", *ways, *hint, *lease, *HEALTH, "--json"]
         return self._start("consumer", words, TORTURE_LEDGER=self._stage.way_to_ledger)
 
     def command(self, *words: str, ledger: bool = False) -> Process:

@@ -129,12 +129,14 @@ class Run:
     def _rest(self) -> float | None:
         """Wait until all that was committed is published and applied; give the seconds since the last fault."""
         self._cast.thaw()
-        while (seconds := time.time() - self._last_fault) < LONGEST_REST:
+        over = time.time() + LONGEST_REST
+        while time.time() < over:
             self._cast.look()
             self._operator.look()
             self._tell(Progress("rest", time.time() - self._started, len(self._struck)))
             if self._operator.is_done and self._is_at_rest():
-                return seconds
+                # A handler that kills its process is a fault like any other.
+                return time.time() - max(self._last_fault, self._cast.killed_itself_at)
             time.sleep(5 * LOOK_EVERY)
         return None
 

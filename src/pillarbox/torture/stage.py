@@ -66,7 +66,7 @@ CLOCKS = named({"clock"})
 
 def offered(stage: Stage, groups: Collection[str]) -> frozenset[str]:
     """Give the names of those faults of these groups that can be made on a stage."""
-    clocks = CLOCKS if can_set_clocks(stage.database) is None else frozenset()
+    clocks = CLOCKS if can_set_clocks(stage.database, stage.broker) is None else frozenset()
     return named(groups) & (ANYWHERE | stage.deeds.keys() | clocks)
 
 
@@ -79,5 +79,5 @@ def left_out(stage: Stage, groups: Collection[str]) -> list[str]:
     if alone:
         said.append(f"left out, because this stage has no means for it: {', '.join(alone)}")
     if missing.get("clock"):
-        said.append(f"left out: faults of clock: {can_set_clocks(stage.database)}")
+        said.append(f"left out: faults of clock: {can_set_clocks(stage.database, stage.broker)}")
     return said

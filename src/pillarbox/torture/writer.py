@@ -23,7 +23,9 @@ TOPICS = ("torture-accounts", "torture-others")
 """An account's events go to one of these, by its number."""
 NOWHERE = "torture-nowhere"
 """What is unroutable goes here; the stage has seen to it that no broker takes it."""
-ROLLED_BACK, LEFT_OPEN, ASYNCHRONOUS, WITH_SAVEPOINT, POISONED = 0.15, 0.01, 0.2, 0.3, 0.001
+ROLLED_BACK, LEFT_OPEN, ASYNCHRONOUS, WITH_SAVEPOINT = 0.15, 0.01, 0.2, 0.3
+POISONED = {TOO_LARGE: 0.001, UNROUTABLE: 0.001, DEADLY: 0.0003}
+"""How often a change adds one. A deadly one kills six consumers, and somebody must take over from each of them."""
 TOO_MUCH = 1_200_000
 """Bytes: above what every broker of a stage takes."""
 LONGEST, LONGEST_PAUSE = 3.0, 0.02
@@ -67,7 +69,7 @@ class Writer:
         events = self._touch(connection, self._accounts(left_open))
         if chance.random() < WITH_SAVEPOINT:
             events += self._touch_in_savepoint(connection)
-        events += [self._poison(connection, change, one) for one in self._poisons if chance.random() < POISONED]
+        events += [self._poison(connection, change, one) for one in self._poisons if chance.random() < POISONED[one]]
         if left_open:
             time.sleep(chance.uniform(0.5, LONGEST))
         self._bank.run(connection, "INSERT INTO {p}journal (change) VALUES (%s)", change)

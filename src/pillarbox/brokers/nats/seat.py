@@ -6,6 +6,9 @@ message that the former member had in hand comes again only after a while, the n
 everything that is not acknowledged is in its own hands:
 
     waiting ──pinned──▶ unsure ──nobody else has anything in hand──▶ sure ──silent for too long──▶ waiting
+                          ▲──────────────connection lost──────────────┘
+
+A message can be lost with a connection too: the server counts it as in our hand, and sends it again only after a while.
 
 A member says several times in a lease that it is alive: for each message in hand, and for its place.
 """
@@ -68,6 +71,8 @@ class Seat:
         self.epoch = 0
         self.held: dict[int, str] = {}
         """What is in hand, with the subject on which it is acknowledged."""
+        self.doubted: set[int] = set()
+        """What of it may be acknowledged, or not: nobody knows whether the server has heard it."""
         self._ready: list[tuple[int, Delivery]] = []
         self._pulls = 0
         self._asked, self._asked_until = 0, 0.0
@@ -176,6 +181,7 @@ class Seat:
                 attempt=times,
             )
             heapq.heappush(self._ready, (sequence, delivery))
+        self.doubted.discard(sequence)
         self.held[sequence] = message.reply  # one that is in hand and comes again is only kept alive
 
     async def make_sure(self, client: Client) -> None:
@@ -183,7 +189,7 @@ class Seat:
         if self.pin is None or self.sure or _now() < self._checked_at:
             return
         answer = await self._connection.ask(client, f"{API}.CONSUMER.INFO.{self._stream}.{self.name}", {})
-        missing = int(answer.get("num_ack_pending", 1)) - len(self.held)
+        missing = int(answer.get("num_ack_pending", 1)) - (len(self.held) - len(self.doubted))
         self.sure = missing <= 0
         if not self.sure:
             self._checked_at = _now() + self._lease / 20
@@ -225,17 +231,23 @@ class Seat:
         """Another member is pinned, or nobody: what was not given out must not wait here."""
         self.pin, self.sure, self._asked = None, False, 0
         for sequence, _ in self._ready:
-            self.held.pop(sequence, None)  # it is not kept alive any more, and goes to the other one
+            self.let_go(sequence)  # it is not kept alive any more, and goes to the other one
         self._ready.clear()
 
+    def let_go(self, sequence: int) -> None:
+        """It is not in hand any more."""
+        self.held.pop(sequence, None)
+        self.doubted.discard(sequence)
+
     def lose_connection(self) -> None:
-        """What was asked for will not come."""
-        self._asked = 0
+        """What was asked for will not come; what was on its way will come again, and nothing may overtake it."""
+        self._asked, self.sure, self._checked_at = 0, False, 0.0
 
     def forget(self) -> None:
         """Take for granted that everything in hand has gone to others, after too long a silence."""
         self.epoch += 1
         self.held.clear()
+        self.doubted.clear()
         self._ready.clear()
         self.pin, self.sure = None, False
 

@@ -51,15 +51,18 @@ class NatsSubscriber:
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         client = await self._ready(0)
+        done = [(self._seats[d.place.topic], d.place.sequence) for d in deliveries if self._has(d)]
+        replies = [seat.held[sequence] for seat, sequence in done]
+        for seat, sequence in done:
+            seat.doubted.add(sequence)
         try:
-            done = [(self._seats[d.place.topic], d.place.sequence) for d in deliveries if self._has(d)]
-            for seat, sequence in done:
-                await client.publish(seat.held[sequence], b"+ACK")
+            for reply in replies:
+                await client.publish(reply, b"+ACK")
             await self._connection.flush(client)
         except (errors.Error, OSError) as error:
             raise BrokerUnavailable(f"NATS is away: {words_of(error)}") from error
         for seat, sequence in done:
-            seat.held.pop(sequence, None)
+            seat.let_go(sequence)
 
     async def close(self) -> None:
         if self._beating is not None:

@@ -10,7 +10,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from pillarbox.torture.taps.caught import PATIENCE, Caught, text
 
-PARTITIONS = 8
+PARTITIONS, PAGE = 8, 1000
 
 
 class KafkaTap:
@@ -30,9 +30,8 @@ class KafkaTap:
 
     def prepare(self, topics: Sequence[str]) -> None:
         self.remove(topics)
-        made = AdminClient(self._settings).create_topics(
-            [NewTopic(topic, num_partitions=PARTITIONS) for topic in topics]
-        )
+        admin = AdminClient(self._settings)  # what it was asked for ends with it
+        made = admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS) for topic in topics])
         for future in made.values():
             future.result(PATIENCE)
 
@@ -51,7 +50,7 @@ class KafkaTap:
     def _until(self, consumer: Any, end: int) -> Iterator[Caught]:
         offset = 0
         while offset < end:
-            messages = consumer.consume(1000, PATIENCE)
+            messages = consumer.consume(min(PAGE, end - offset), PATIENCE)  # it waits for so many
             if not messages:
                 raise RuntimeError(f"Kafka has not given what it has up to the offset {end} within {PATIENCE:g} s")
             for message in messages:
