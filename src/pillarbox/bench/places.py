@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pillarbox.bench.load import Load
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.tables import HealthSettings, OutboxSettings, RetentionSettings
-from pillarbox.settings.urls import file_of, parse_url, without_secrets
+from pillarbox.settings.urls import file_of, parse_url
 
 ACCOUNTS = 10_000
 NO_BROKERS = {
