@@ -19,6 +19,7 @@ from pillarbox.brokers.given import Given, Publishers, Subscribers
 from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError, MissingExtra
 from pillarbox.facts import FactStore, Looking
 from pillarbox.inbox import consumer as consumers
@@ -31,7 +32,7 @@ from pillarbox.relay import watch as watches
 from pillarbox.serving import serve_consumer, serve_relay
 from pillarbox.settings import Settings
 from pillarbox.settings.brokers import BROKERS
-from pillarbox.settings.urls import Url, file_of, parse_url, without_secrets
+from pillarbox.settings.urls import Url, file_of, parse_url
 from pillarbox.stores.audit import user
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.telemetry.logging import By, LogMoments

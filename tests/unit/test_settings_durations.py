@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings.durations import about, parse_duration, write_duration
-from pillarbox.settings.urls import file_of, parse_url, without_secrets
+from pillarbox.settings.urls import file_of, parse_url
 
 
 @pytest.mark.parametrize(

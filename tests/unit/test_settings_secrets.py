@@ -8,10 +8,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pillarbox.core.routing import Topic
+from pillarbox.core.secrets import HIDDEN, without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
-from pillarbox.settings.urls import HIDDEN, file_of, parse_url, without_secrets
+from pillarbox.settings.urls import file_of, parse_url
 from pillarbox.stores.postgres.connection import conninfo
 from pillarbox.wiring import Relay
 

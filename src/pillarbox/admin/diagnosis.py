@@ -10,11 +10,11 @@ from typing import Literal
 from pillarbox.admin.wording import at, command, counted, resume_command, sized
 from pillarbox.core.canary import overdue_after
 from pillarbox.core.routing import LANES
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import PillarboxError
 from pillarbox.ports import Away, Pause, Record, RelaySeen, SchemaStatus, SlotSeen, Stats
 from pillarbox.settings import Settings
 from pillarbox.settings.durations import about, write_duration
-from pillarbox.settings.urls import without_secrets
 
 Severity = Literal["fine", "note", "problem"]
 Kind = Literal[

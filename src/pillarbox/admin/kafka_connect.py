@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import Request, urlopen
 
 from pillarbox.admin.debezium import Connector
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import BrokerUnavailable, ConfigError
-from pillarbox.settings.urls import without_secrets
 
 PATIENCE = 30.0
 """How long a worker may rebalance, and a task may take to start, in seconds."""

@@ -3,8 +3,8 @@
 from datetime import datetime
 from shlex import quote
 
+from pillarbox.core.secrets import without_secrets
 from pillarbox.settings import Settings
-from pillarbox.settings.urls import without_secrets
 
 
 def counted(count: int, noun: str) -> str:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pillarbox.bench.load import Load
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.tables import HealthSettings, OutboxSettings, RetentionSettings
-from pillarbox.settings.urls import file_of, parse_url, without_secrets
+from pillarbox.settings.urls import file_of, parse_url
 
 ACCOUNTS = 10_000
 OWN_FILE = re.compile(r"pillarbox_bench_[0-9a-f]{12}(-stream)?[.]db$")

@@ -33,8 +33,8 @@ from pillarbox.cli import (
     torture,
 )
 from pillarbox.cli.output import ExitCode, say
+from pillarbox.core.secrets import quiet, without_secrets
 from pillarbox.errors import ConfigError, MissingExtra, PillarboxError
-from pillarbox.settings.urls import with_quiet_urls, without_secrets
 
 # click's own exception, of which some releases of typer have a copy
 _MISTYPED = cast(type[Exception], typer.BadParameter.__mro__[2])
@@ -160,7 +160,7 @@ def _without_typed_secrets(text: str) -> str:
     for argument in sorted(sys.argv[1:], key=len, reverse=True):
         if "://" in argument:  # whole, because a password may hold blanks
             text = text.replace(argument, without_secrets(argument))
-    return with_quiet_urls(text)
+    return quiet(text)
 
 
 def _replace_closed_streams() -> None:

@@ -8,10 +8,10 @@ import typer
 
 from pillarbox.cli.options import Json, refuse_memory, with_settings
 from pillarbox.cli.output import print_json, print_line, print_table
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.template import template
-from pillarbox.settings.urls import without_secrets
 from pillarbox.wiring import check_urls
 
 app = typer.Typer(help="The settings.", no_args_is_help=True, rich_markup_mode=None)

@@ -10,8 +10,8 @@ from pillarbox.admin.kafka_connect import KafkaConnect, Registered
 from pillarbox.admin.wording import command
 from pillarbox.cli.options import Json, with_settings
 from pillarbox.cli.output import ExitCode, print_json, print_line, say
+from pillarbox.core.secrets import without_secrets
 from pillarbox.settings import Settings
-from pillarbox.settings.urls import without_secrets
 
 app = typer.Typer(help="Let others carry the events.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -124,7 +124,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _print_script(script: str, json: bool) -> None:
     if json:
-        print_json({"sql": script})
+        print_json({"sql": script}, as_it_is=True)
     else:
         print(script, end="")
 
@@ -132,7 +132,7 @@ def _print_script(script: str, json: bool) -> None:
 def _print_configuration(connector: Connector, json: bool) -> None:
     document = {"name": connector.name, "config": dict(connector.config)}
     if json:
-        print_json(document)
+        print_json(document, as_it_is=True)
     else:
         print(json_format.dumps(document, indent=2))
 

@@ -11,9 +11,9 @@ import typer
 from pillarbox.admin.wording import counted
 from pillarbox.cli.options import Json, check_topic, refuse_memory, with_settings
 from pillarbox.cli.output import print_json, say
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
-from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.logging import By, log_to, logger
 from pillarbox.wiring import Consumer
 

@@ -10,15 +10,15 @@ from pillarbox.admin.doctor import Finding, examine, is_healthy
 from pillarbox.cli.findings import print_marked
 from pillarbox.cli.options import Json, check_topic, with_settings
 from pillarbox.cli.output import ExitCode, console, print_json
+from pillarbox.core.secrets import quiet
 from pillarbox.errors import ConfigError, MissingExtra
 from pillarbox.settings import Settings
-from pillarbox.settings.urls import with_quiet_urls
 from pillarbox.wiring import open_doctor
 
 
 def _refused(error: ConfigError, *, json: bool, **_: object) -> NoReturn:
     """Show what is wrong with the settings as the only row: with them, nothing can be asked."""
-    _show([Finding("settings", "problem", with_quiet_urls(str(error)))], json=json)
+    _show([Finding("settings", "problem", quiet(str(error)))], json=json)
     raise typer.Exit(ExitCode.UNHEALTHY if isinstance(error, MissingExtra) else ExitCode.USAGE)
 
 

@@ -14,8 +14,8 @@ from pillarbox.admin.figures import PARKED, Figures, TopicSeen
 from pillarbox.admin.wording import at
 from pillarbox.cli.findings import MARKS
 from pillarbox.cli.output import visible
+from pillarbox.core.secrets import quiet
 from pillarbox.settings.durations import about
-from pillarbox.settings.urls import with_quiet_urls
 
 FINDINGS, RELAYS = 5, 5
 """So many are shown where room is scarce."""
@@ -59,7 +59,7 @@ def frame(report: Report | None, view: View, height: int | None = None) -> Rende
 
 def _line(text: str, style: str = "") -> Text:
     """Write one line that is never folded: what does not fit is cut off."""
-    text = visible(with_quiet_urls(text)).replace("\n", " ").replace("\t", " ")
+    text = visible(quiet(text)).replace("\n", " ").replace("\t", " ")
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 

@@ -19,7 +19,7 @@ def print_listing(
     spare: Sequence[str] = (),
 ) -> None:
     """Print a table of one line each. What is too wide for the terminal is cut, or left out; the rest stays whole."""
-    texts = [[visible(cell(value)).replace("\n", " ") for value in row] for row in rows]
+    texts = [[_on_one_line(*each) for each in zip(columns, row, strict=True)] for row in rows]
     widths = {name: max(map(cell_len, (name, *of))) for name, *of in zip(columns, *texts, strict=True)}
     screen = console()
     fitted = fit(widths, screen.width, cut or {}, spare)
@@ -30,6 +30,10 @@ def print_listing(
         table.add_row(*(Text(text) for name, text in zip(columns, row, strict=True) if name in fitted))
     screen.width = max(screen.width, _wide(fitted))  # what stays whole runs on: a terminal joins it again when copied
     screen.print(table, soft_wrap=False)
+
+
+def _on_one_line(name: str, value: object) -> str:
+    return visible(cell(value, name)).replace("\n", " ")
 
 
 def fit(widths: Mapping[str, int], room: int, cut: Mapping[str, int], spare: Sequence[str]) -> dict[str, int]:

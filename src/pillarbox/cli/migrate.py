@@ -96,7 +96,7 @@ def sql(
     admin = open_admin(settings)
     script = admin.roles() if roles else admin.sql(transaction=not no_transaction)
     if json:
-        print_json({"sql": script})
+        print_json({"sql": script}, as_it_is=True)
     else:
         print(script)
 

@@ -18,14 +18,23 @@ from rich.text import Text
 
 from pillarbox.admin.wording import counted
 from pillarbox.core.payload import check_json, is_json
+from pillarbox.core.secrets import quiet
 from pillarbox.errors import EncodeError
 from pillarbox.ports import Record, RelaySeen, Stats
-from pillarbox.settings.urls import with_quiet_urls
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _WIDE = 100_000  # off a terminal nobody folds lines, so nothing is cut off
 _HIDDEN = "(hidden from this role)"
 _DEEP = 500  # nested further than this, Python may be able to read a payload and not to write it
+
+
+GIVEN = frozenset(
+    (
+        *("id", "event_id", "example", "aggregate", "topic", "type", "key", "idempotency_key"),
+        *("headers", "payload", "payload before it was edited", "body_base64", "body (base64)", "original"),
+    )
+)
+"""What an event is found by and what it carries, as JSON and tables call it: shown as it is, to be copied."""
 
 
 class ExitCode(IntEnum):
@@ -40,10 +49,11 @@ class ExitCode(IntEnum):
 
 
 class _Plain(Console):
-    """A console on which what somebody wrote into an event cannot move the cursor or rename the window."""
+    """A console on which what somebody wrote into an event cannot move the cursor or rename the window, and an error
+    tells no secret."""
 
     def print(self, *objects: Any, **more: Any) -> None:
-        super().print(*(visible(each) if isinstance(each, str) else each for each in objects), **more)
+        super().print(*(visible(quiet(each)) if isinstance(each, str) else each for each in objects), **more)
 
 
 def visible(text: str) -> str:
@@ -73,22 +83,32 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(text: str, style: str | None = None) -> None:
     """Talk to the person, on stderr."""
-    console(stderr=True).print(with_quiet_urls(text), style=style)
+    console(stderr=True).print(text, style=style)
 
 
 def print_line(text: str, style: str | None = None) -> None:
     """Print one line of data."""
-    console().print(with_quiet_urls(text), style=style)
+    console().print(text, style=style)
 
 
-def print_json(value: object) -> None:
-    """Print a JSON document on one line."""
+def print_json(value: object, *, as_it_is: bool = False) -> None:
+    """Print a JSON document on one line, without secrets but for what an event carries or is found by; what was asked
+    for, a script or a configuration, `as_it_is`."""
+    value = value if as_it_is else _quietly(value)
     text = json.dumps(value, ensure_ascii=False, default=_plain)
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:
         text = json.dumps(value, default=_plain)
     print(text, flush=True)
+
+
+def _quietly(value: object) -> object:
+    if isinstance(value, str):
+        return quiet(value)
+    if isinstance(value, dict):
+        return {name: each if name in GIVEN else _quietly(each) for name, each in value.items()}
+    return [_quietly(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _plain(value: object) -> object:
@@ -111,12 +131,18 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for column in table.columns:
         column.overflow = "fold"
     for row in rows:
-        table.add_row(*(Text(visible(cell(value))) for value in row))
+        names = columns if any(columns) else ("", str(row[0]))  # without headings, the first cell says what it is
+        table.add_row(*(Text(visible(cell(value, name))) for name, value in zip(names, row, strict=True)))
     console().print(table, soft_wrap=False)
 
 
-def cell(value: object) -> str:
-    """Write a value for a table."""
+def cell(value: object, name: str = "") -> str:
+    """Write a value for a table, under a name; without secrets, but for what an event carries or is found by."""
+    text = _written(value)
+    return text if name.lower() in GIVEN or name.startswith("header ") else quiet(text)
+
+
+def _written(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, datetime):

@@ -12,10 +12,10 @@ from pillarbox.admin.wording import command, resume_command
 from pillarbox.cli.options import Json, admin_of, check_ends, with_settings
 from pillarbox.cli.output import print_done
 from pillarbox.cli.topics import told
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.ports import Stats
 from pillarbox.settings import Settings
-from pillarbox.settings.urls import without_secrets
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.telemetry.logging import By, LogMoments, log_to, logger
 from pillarbox.wiring import Relay, Watch

@@ -23,10 +23,10 @@ from pillarbox.cli.options import Json, admin_of, with_settings
 from pillarbox.cli.output import ExitCode, console, print_json, say
 from pillarbox.cli.stats import figures_json
 from pillarbox.cli.topics import told
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError, PillarboxError
 from pillarbox.settings import Settings
 from pillarbox.settings.durations import parse_duration
-from pillarbox.settings.urls import without_secrets
 from pillarbox.wiring import open_admin
 
 PATIENCE = 2.0

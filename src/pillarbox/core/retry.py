@@ -9,6 +9,7 @@ Untouched    the other side is away: nothing counted, however long
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from pillarbox.core.secrets import quiet
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
 
 
@@ -48,9 +49,10 @@ LONGEST_WORDS = 10_000
 
 
 def words_of(error: BaseException) -> str:
-    """Say what an error says, as a text that can be kept anywhere; its class if it says nothing. Never raises."""
+    """Say what an error says, as a text that can be kept anywhere, without its secrets; its class if it says nothing.
+    Never raises."""
     try:
-        text = str(error)[:LONGEST_WORDS]
+        text = quiet(str(error)[:LONGEST_WORDS])
     except Exception:  # noqa: BLE001 - its __str__ is somebody else's
         text = ""
     return sayable(text) or type(error).__name__

@@ -19,6 +19,7 @@ from pillarbox.core.message import decode
 from pillarbox.core.postgres_facts import RowUndone, StoreConflict, TransactionFailed
 from pillarbox.core.retry import sayable, words_of
 from pillarbox.core.routing import Line
+from pillarbox.core.secrets import quiet
 from pillarbox.core.wording import a
 from pillarbox.errors import HandlerFailed, HandlerMissing, HandlerSignal, StoreError, StoreUnavailable
 from pillarbox.inbox import numbers
@@ -412,5 +413,5 @@ def _refuse_unrun(value: object, handler: Handler) -> None:
 
 
 def trace_of(text: str) -> str:
-    """Keep a traceback's end, which says most."""
-    return sayable(text if len(text) <= LONGEST_TRACE else "…" + text[-LONGEST_TRACE:])
+    """Keep a traceback's end, which says most, without the secrets in it."""
+    return sayable(quiet(text if len(text) <= LONGEST_TRACE else "…" + text[-LONGEST_TRACE:]))

@@ -8,11 +8,11 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from pillarbox.core.routing import Topic
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings.durations import parse_duration, write_duration
 from pillarbox.settings.sources import Given
 from pillarbox.settings.tables import OPTION_TABLES, TABLES, ZERO
-from pillarbox.settings.urls import without_secrets
 
 
 @cache

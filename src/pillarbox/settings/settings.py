@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from pillarbox.core.routing import Topic
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings.durations import write_duration
 from pillarbox.settings.kinds import checked, known_keys, written
@@ -25,7 +26,7 @@ from pillarbox.settings.tables import (
     RelaySettings,
     RetentionSettings,
 )
-from pillarbox.settings.urls import hide, without_secrets
+from pillarbox.settings.urls import hide
 
 
 class Shown(NamedTuple):

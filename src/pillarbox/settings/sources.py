@@ -7,8 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
-from pillarbox.settings.urls import without_secrets
 
 DEFAULT_FILE = "pillarbox.toml"
 PREFIX = "PILLARBOX_"

@@ -15,12 +15,27 @@ from typing import Literal, NamedTuple, TextIO
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.routing import LANES
+from pillarbox.core.secrets import quiet
 from pillarbox.telemetry.hooks import Facts, Moment
 
-logger = logging.getLogger("pillarbox")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
+class Quiet(logging.Filter):
+    """Hides secrets in what is logged, wherever the application sends it: words, facts and tracebacks."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = quiet(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            record.exc_text = quiet(logging.Formatter().formatException(record.exc_info))
+        facts: Facts = getattr(record, "facts", {})
+        if isinstance(error := facts.get("error"), str):
+            record.facts = {**facts, "error": quiet(error)}
+        return True
+
+
+logger = logging.getLogger("pillarbox")
+logger.addFilter(Quiet())
 PAYLOAD = "(payload)"
 SHORTEST = 3
 """A payload below that is everywhere, and says nothing."""
@@ -215,7 +230,7 @@ class JsonLines(logging.Formatter):
         line |= _who(getattr(record, "by", None) or self._by) | _which(told)
         facts = {name: _error(told) if name == "error" else _plain(value) for name, value in told.items()}
         if record.exc_info:
-            facts["traceback"] = self.formatException(record.exc_info)
+            facts["traceback"] = record.exc_text or self.formatException(record.exc_info)
         text = json.dumps(line | {"facts": facts}, ensure_ascii=False)
         return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -258,6 +273,7 @@ def log_to(
 ) -> None:
     """Send the log lines to a stream (stderr by default); an application decides for itself where they go."""
     handler = logging.StreamHandler(stream or sys.stderr)
+    handler.addFilter(Quiet())  # that of the logger does not see what brokers' own loggers say
     handler.setFormatter(JsonLines(by) if as_json else PlainLines(by))
     logger.handlers = [handler]
     logger.setLevel(level)

@@ -5,11 +5,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 from pillarbox.admin.doctor.finding import Facts
+from pillarbox.core.secrets import quiet
 from pillarbox.errors import BrokerUnavailable, ConfigError, StoreError
 from pillarbox.facts import FactStore, Looking, PostgresFacts
 from pillarbox.ports import Clock, Keeping, Query
 from pillarbox.settings import Settings
-from pillarbox.settings.urls import with_quiet_urls
 
 NEWEST = 500
 """The topics of so many of the newest events are asked about."""
@@ -51,7 +51,7 @@ class Doctor:
                 facts = replace(facts, topics=sorted({*facts.topics, *newest}))
             return facts
         except (StoreError, ConfigError) as error:  # a server that lets nobody in finds fault with the settings
-            return replace(facts, unread=with_quiet_urls(str(error)))
+            return replace(facts, unread=quiet(str(error)))
         finally:
             await store.close()
 
@@ -63,4 +63,4 @@ class Doctor:
                 facts = replace(facts, broker=await self._looking(facts.topics))
             return facts
         except (BrokerUnavailable, ConfigError) as error:
-            return replace(facts, away=with_quiet_urls(str(error)).removesuffix("."))
+            return replace(facts, away=quiet(str(error)).removesuffix("."))
