@@ -21,7 +21,7 @@ test: static servers ## everything but the soak: format, lint, types, import con
 
 soak: venv ## what takes minutes by nature; run it before calling something done
 	@.ci/servers all
-	$(PYTEST) -n 2 --dist worksteal --timeout 1800 --every-skip-needs-a-reason -m soak tests
+	$(PYTEST) -n 3 --dist worksteal --timeout 1800 --every-skip-needs-a-reason -m soak tests
 
 check: static ## format, lint, types, import contracts, unit tests: under a minute
 	$(PYTEST) -q tests/unit

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from pillarbox.brokers.rabbitmq.address import Address
@@ -18,7 +19,8 @@ class RabbitTrial:
         self._address = address
 
     async def make(self, topics: Sequence[str], consumer: str) -> None:
-        if (await RabbitLooking(self._address)(topics)).exchange_missing:
+        # The exchange is asked for over AMQP; the management API has nothing to add, and need not hear the password.
+        if (await RabbitLooking(replace(self._address, management=""))(topics)).exchange_missing:
             raise ConfigError(f"broker: there is no exchange {self._address.exchange}: declare it first")
         try:
             async with asyncio.timeout(PATIENCE):
