@@ -15,7 +15,7 @@ from benchmarks.postgres import shop
 from benchmarks.postgres.latency import beside_commits
 from benchmarks.shop import TOPIC
 from pillarbox.bench.drain import drain
-from pillarbox.bench.latency import Latencies, Seen, percentile, relay_plainly, watched
+from pillarbox.bench.latency import Latencies, Seen, numbers, percentile, relay_plainly, watched
 from pillarbox.bench.load import Load
 from pillarbox.bench.places import Place
 from pillarbox.bench.processes import Child, running
@@ -163,7 +163,7 @@ def _by_debezium(ground: Ground, first: int, count: int) -> Latencies:
 
 
 def _reader(ground: Ground, first: int, count: int) -> Child:
-    return Child("Kafka consumer", _read, urlsplit(ground.stage.url).netloc, first, count + 1)
+    return Child("Kafka consumer", _read, urlsplit(ground.stage.url).netloc, first, numbers(count, RATE))
 
 
 def _read(servers: str, first: int, count: int, pipe: Any) -> None:

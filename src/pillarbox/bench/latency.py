@@ -28,6 +28,8 @@ SINGLE = 1000
 """Up to so many events a second, each has a transaction of its own."""
 TRANSACTIONS = 250
 """Above, so many transactions a second share them out."""
+LEAD = 1.0
+"""Seconds of writing before anything counts."""
 CONSUMER = "pillarbox-bench"
 Until = Literal["broker", "applied"]
 
@@ -48,26 +50,36 @@ def percentile(seconds: Sequence[float], share: float) -> float:
 def latencies(place: Place, load: Load, first: int, count: int, rate: float, until: Until) -> Latencies:
     """Let a relay work, and a consumer if need be; wait until one event is through, then write at a steady rate."""
     if until == "broker":
-        watcher = Child("relay", _relay, place, first, count + 1)
+        watcher = Child("relay", _relay, place, first, numbers(count, rate))
         with running(watcher):
             return watched(watcher, place, load, first, count, rate)
-    watcher, relay = (
-        Child("consumer", _consumer, place, first, count + 1),
-        Child("relay", relay_plainly, place.settings),
-    )
+    watcher = Child("consumer", _consumer, place, first, numbers(count, rate))
+    relay = Child("relay", relay_plainly, place.settings)
     with running(watcher, relay):
         return watched(watcher, place, load, first, count, rate)
 
 
+def numbers(count: int, rate: float) -> int:
+    """Say how many events are added for `count` that are measured: one that shows that all are there, and the lead."""
+    return 1 + _lead(count, rate) + count
+
+
+def _lead(count: int, rate: float) -> int:
+    return min(count, ceil(LEAD * rate))
+
+
 def watched(watcher: Child, place: Place, load: Load, first: int, count: int, rate: float) -> Latencies:
-    """Wait until one event is through, then write at a steady rate, while somebody watches with `Seen`."""
+    """Wait until one event is through, then write at a steady rate, while somebody watches all `numbers` with `Seen`.
+    What comes first is not measured: relays that have been idle look less often."""
     with closing(place.connect()) as connection:
         place.fill(connection, load, first, 1)
     watcher.receive(PATIENCE)
-    writer = Child("writer", write_steadily, place, load, first + 1, count, rate)
+    lead = _lead(count, rate)
+    patience = PATIENCE + (lead + count) / rate
+    writer = Child("writer", write_steadily, place, load, first + 1, lead + count, rate)
     with running(writer):
-        committed, commits = writer.receive(PATIENCE + count / rate)
-    seen = watcher.receive(PATIENCE + count / rate)[1:]
+        committed, commits = writer.receive(patience)
+    committed, seen = committed[lead:], watcher.receive(patience)[1 + lead :]
     # A writer may hear of its commit after others have seen it.
     taken = [max(0.0, at - since) for since, at in zip(committed, seen, strict=True)]
     return Latencies(taken, commits, count / max(1e-9, max(committed) - min(committed)) if count > 1 else rate)

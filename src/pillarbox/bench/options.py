@@ -11,6 +11,8 @@ TEXTBOOK = 500
 """So many events are enough to know how fast the textbook loop is."""
 MOST = 3
 """What goes on for some seconds, at whatever rate, ends after so many times `events`."""
+MOST_APPLIED = 10_000
+"""So many events are enough to know how fast a consumer is."""
 SHARE = 0.8
 """Of the drain rate, at which latency is measured too."""
 
@@ -41,11 +43,11 @@ class Options:
 
     def most_events(self) -> int:
         """Say how many events are written at most."""
-        steady = sum(self.at(rate) + 1 for rate in RATES) + self.most + 1
+        steady = 2 * (sum(map(self.at, RATES)) + self.most) + len(RATES) + 1  # each after a lead, as long at most
         parts = {
             "read": self.events,
             "sustained": self.most,
-            "latency": 2 * steady,
+            "latency": 2 * steady + min(self.events, MOST_APPLIED),
             "writer": self.most,
         }
         drained = self.events + self.textbook if self.drains else 0

@@ -11,7 +11,7 @@ from typing import Any
 from pillarbox.bench import drain, idle, latency, live, reading, textbook, writing
 from pillarbox.bench.drain import Drained
 from pillarbox.bench.load import LARGEST, SMALLEST
-from pillarbox.bench.options import MEASUREMENTS, RATES, SHARE, Options
+from pillarbox.bench.options import MEASUREMENTS, MOST_APPLIED, RATES, SHARE, Options
 from pillarbox.bench.places import Place, place_for, remove_files
 from pillarbox.bench.processes import SIGNALS, BenchFailed
 from pillarbox.bench.rows import Row
@@ -24,8 +24,6 @@ from pillarbox.wiring import check_urls, open_admin, open_trial
 CHUNK = 5_000
 SLOW = 0.95
 """Writers who write less than this share of what was asked for are told of."""
-MOST_APPLIED = 10_000
-"""So many events are enough to know how fast a consumer is."""
 Tell = Callable[[str, float], None]
 """Hears what is being done, and which part of the whole is behind us."""
 
@@ -205,7 +203,7 @@ class Bench:
         ):
             count = self.options.at(rate)
             self._tell(f"commit → {until} at {rate:,.0f} events/s", half + place_of / 6)
-            first, self._next = self._next, self._next + count + 1
+            first, self._next = self._next, self._next + latency.numbers(count, rate)
             found = latency.latencies(place, self.options.load, first, count, rate, until)
             told = "80 % of what was possible" if key == "80_percent" else f"{rate:,.0f}/s"
             if key == "80_percent":
