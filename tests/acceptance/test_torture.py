@@ -60,7 +60,8 @@ def test_on_servers_that_are_killed_and_fail_over_every_promise_holds(record_pro
     said = on_servers_of_its_own(*words, timeout=250)
     record_property("says", {name: said[name] for name in ("committed", "copies", "lost_by_failover", "faults")})
     assert said["committed"] > 500
-    assert "kill the database" in {one["fault"] for one in said["fault_log"]}
+    assert {"kill the database", "fail over"} <= {one["fault"] for one in said["fault_log"]}
+    assert said["lost_by_failover"] > 0, "the standby lacked nothing, so it could not show anything"
 
 
 SEEDS = {"fixed": ["--seed", "8"], "fresh": []}

@@ -217,6 +217,11 @@ def test_a_damaged_line_in_the_middle_of_a_log_is_no_evidence(evidence: Path) ->
     ]
 
 
+def test_a_writer_may_say_that_this_is_the_end(evidence: Path) -> None:
+    append(evidence, "0", {"end": 6})
+    assert check(read(evidence)).ok
+
+
 def test_an_intent_that_is_written_twice_is_no_evidence(evidence: Path) -> None:
     append(evidence, "1", {"change": "1-1", "events": []})
     assert check(read(evidence)).findings == [

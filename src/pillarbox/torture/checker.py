@@ -197,6 +197,8 @@ def _read_intent_log(log: Path, unsound: list[str]) -> Iterator[Change]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
+            if "end" in entry:  # how a writer that was not killed says that it wrote nothing more
+                continue
             entry["change"], entry["outcome"] if "outcome" in entry else entry["events"]
         except (ValueError, KeyError, TypeError):
             unsound.append(f"{log.name}, line {number} cannot be read: {line[:80]!r}")

@@ -146,4 +146,8 @@ def latencies(evidence: Evidence) -> Sequence[tuple[float, float]]:
         if message["at"] is not None:
             first.setdefault(message["id"], message["at"])
     began = evidence.facts["began_at"]
-    return sorted((at - began, max(0.0, first[id] - at)) for id, at in evidence.committed_at.items() if id in first)
+    return sorted(
+        (at - began, max(0.0, first[id] - at))
+        for id, at in evidence.committed_at.items()
+        if id in first and at >= began  # what came before everybody was at work says nothing
+    )

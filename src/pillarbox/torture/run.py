@@ -18,7 +18,7 @@ from pillarbox.torture.deeds import Deeds, Operator
 from pillarbox.torture.evidence import Evidence, read
 from pillarbox.torture.faults import DEADLY, Strike, named, plan
 from pillarbox.torture.judge import DEAD_LETTER, REST
-from pillarbox.torture.processes import Process, Processes
+from pillarbox.torture.processes import Process, Processes, ProcessFailed
 from pillarbox.torture.programs import CONSUMERS, RELAYS, WRITERS, Programs
 from pillarbox.torture.recording import Recording, counted
 from pillarbox.torture.stage import CLOCKS, Deed, Stage, offered
@@ -26,6 +26,8 @@ from pillarbox.torture.taps import tap_at
 from pillarbox.torture.writer import TOPICS
 
 LOOK_EVERY = 0.05
+FIRST = 60.0
+"""Seconds that the first event may take: everything has to start."""
 LONGEST_REST = 3 * REST
 """Seconds until a run that does not come to rest is judged as it is."""
 
@@ -79,12 +81,13 @@ class Run:
     def _go(self, clocks: Clocks | None) -> None:
         self._tap.prepare(TOPICS)
         self._programs.make_tables()
-        self._started = self._last_fault = time.time()
         relays = [lambda number=number: self._programs.relay(number) for number in range(RELAYS)]
         self._cast = Cast(relays, [self._programs.consumer] * CONSUMERS)
         self._operator = Operator(self._programs.command)
         self._deeds: Mapping[str, Deed] = {**Deeds(self._cast, self._operator, clocks)(), **self._stage.deeds}
         writers = [self._programs.writer(name, self._poisons) for name in range(WRITERS)]
+        self._await_the_first(writers)
+        self._started = self._last_fault = time.time()
         self._strike_all(writers)
         (self._directory / "stop").touch()
         for writer in writers:
@@ -93,6 +96,18 @@ class Run:
         self._write_down(rest)
         for member in [*self._cast.relays, *self._cast.consumers]:
             member.process.stop()
+
+    def _await_the_first(self, writers: Sequence[Process]) -> None:
+        """Wait until an event has gone the whole way: who is not at work yet cannot be struck."""
+        ledger, until = bank_at(self._stage.ledger), time.time() + FIRST
+        with closing(ledger.connect()) as connection:
+            while not ledger.run(connection, "SELECT 1 FROM {p}ledger LIMIT 1"):
+                for writer in writers:
+                    writer.check(may_end=False)
+                self._cast.look()
+                if time.time() > until:
+                    raise ProcessFailed(f"no event has come to the ledger within {FIRST:g} s, before any fault")
+                time.sleep(LOOK_EVERY)
 
     def _strike_all(self, writers: Sequence[Process]) -> None:
         """Strike as planned, end what lasts, and start again who has ended, until the time is over."""
