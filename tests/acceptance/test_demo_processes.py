@@ -75,3 +75,23 @@ def test_settings_of_the_user_do_not_reach_the_demo(
     monkeypatch.setenv("PILLARBOX_DATABASE", "sqlite:///precious.db")
     code = "import os\nraise SystemExit([name for name in os.environ if name.startswith('PILLARBOX_')] or 0)"
     start(processes, tmp_path, code).finish()
+
+
+def test_one_that_was_not_ready_for_the_signal_has_stopped_all_the_same(processes: Processes, tmp_path: Path) -> None:
+    process = start(processes, tmp_path, "import signal; signal.pause()")
+    process.stop()
+    assert process.code == -signal.SIGTERM
+
+
+def test_one_that_stops_badly_is_told(processes: Processes, tmp_path: Path) -> None:
+    process = start(
+        processes,
+        tmp_path,
+        "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit('not now'))\nprint('on', flush=True)\n"
+        "while True: signal.pause()",
+    )
+    deadline = time.monotonic() + 30
+    while "on" not in process.last_words():
+        assert time.monotonic() < deadline
+    with pytest.raises(ProcessFailed, match="ended with 1:\non\nnot now"):
+        process.stop()

@@ -93,16 +93,22 @@ class Process:
     def stop(self) -> None:
         """Ask it to end, and wait until it has."""
         self._popen.terminate()
-        self.finish()
+        self._wait()
+        if self.code != -signal.SIGTERM:  # so it ends where it was not ready for the signal yet
+            self.check()
+        self._close()
 
     def finish(self) -> None:
         """Wait until it has ended by itself; raise if it does not, or not well."""
+        self._wait()
+        self.check()
+        self._close()
+
+    def _wait(self) -> None:
         try:
             self._popen.wait(PATIENCE)
         except subprocess.TimeoutExpired as error:
             raise ProcessFailed(f"the {self.name} did not end within {PATIENCE} s:\n{self.last_words()}") from error
-        self.check()
-        self._close()
 
     def last_words(self) -> str:
         """Give the end of its log."""
