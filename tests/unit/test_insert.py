@@ -404,3 +404,17 @@ def test_the_same_place_is_made_once_for_each_tool() -> None:
     assert POSTGRES.on("sqlite", "?") is POSTGRES.on("sqlite", "?")
     assert POSTGRES.on("sqlite", "?") == Place(schema="shop")
     assert POSTGRES.on("postgres", "%s").sql == POSTGRES.sql
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+@pytest.mark.parametrize("more", [{}, {"headers": {"tenant": "acme"}}, {"idempotency_key": "payment 1"}])
+def test_two_events_with_one_id_are_refused_before_anything_is_written(dialect: Any, more: dict[str, Any]) -> None:
+    events = [Event("OrderPlaced", {}, id=ID), Event("OrderPaid", {}, id=ID, **more)]
+    with pytest.raises(InvalidEvent, match=f"'OrderPlaced' and 'OrderPaid' are two events with one id, {ID}"):
+        next(insertion(events, PLACE.on(dialect, "%s")))
+
+
+def test_the_same_event_may_be_added_twice() -> None:
+    database, event = Database(), Event("OrderPlaced", {"order": 1}, id=ID)
+    database.add(event, event)
+    assert database.all("event_id") == [str(ID)] * 2
