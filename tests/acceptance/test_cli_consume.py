@@ -267,7 +267,12 @@ def test_what_is_no_inbox_is_one_line_and_code_2(billing: "Shop", place: str, li
 def test_tables_that_are_missing_name_the_command(billing: "Shop") -> None:
     (billing.directory / "billing.db").unlink()
     done = billing.type(CONSUME, code=1)
-    assert "pillarbox migrate up" in done.stderr.splitlines()[-1]
+    line = done.stderr.splitlines()[-1]
+    assert "`pillarbox migrate up --database sqlite:///" in line
+    command = line.partition("`")[2].partition("`")[0]
+    assert command.endswith("billing.db")
+    billing.type(command)
+    billing.type(f"{CONSUME} --once")
 
 
 def test_an_event_whose_handler_failed_shows_where(billing: "Shop", until: Until) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -94,6 +95,29 @@ async def test_a_file_that_turns_bad_while_it_is_used_ends_the_publisher_loudly(
     with pytest.raises(ConfigError, match="is not a SQLite database"):
         await publisher.outcomes()
     await publisher.close()
+
+
+async def test_a_directory_that_vanishes_while_it_is_used_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "volume" / "stream.db"
+    path.parent.mkdir()
+    publisher, subscriber = publisher_of(path), subscriber_of(path)
+    publisher.send(batch("a"))
+    await answers(publisher, 1)
+    assert len(await subscriber.deliveries(1, 5)) == 1
+    shutil.rmtree(path.parent)
+    told = []
+    for first in (2, 3):  # the first one notices, the second one opens the file anew
+        publisher.send(batch("b", first=first))
+        (outcome,) = await answers(publisher, 1)
+        assert isinstance(outcome.error, BrokerUnavailable)
+        told.append(str(outcome.error))
+    assert told[-1] == f"the directory {path.parent} of the broker's file is gone; it is waited for"
+    path.parent.mkdir()
+    publisher.send(batch("c", first=4))
+    assert errors(await answers(publisher, 1)) == {4: None}
+    assert len(ids(path)) == 1
+    await publisher.close()
+    await subscriber.close()
 
 
 async def test_a_file_that_is_deleted_is_not_written_into_the_void(path: Path) -> None:

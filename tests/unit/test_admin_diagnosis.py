@@ -60,6 +60,13 @@ def test_a_database_that_only_receives_needs_no_relay() -> None:
     assert [finding.kind for finding in found(replace(QUIET, relays=(), receives=True, pending=1))] == ["no relay"]
 
 
+def test_what_is_tried_again_or_not_handled_yet_is_not_called_nothing() -> None:
+    [finding] = [one for one in found(replace(QUIET, retrying=1)) if one.kind == "fine"]
+    assert (finding.severity, finding.line) == ("fine", "nothing else is waiting: 1 event is tried again")
+    [finding] = [one for one in found(replace(QUIET, receives=True, inbox_waiting=6)) if one.kind == "fine"]
+    assert finding.line.startswith("6 events received, and not handled yet: a consumer does that while it runs")
+
+
 def test_all_is_well() -> None:
     assert found(QUIET) == [Finding("fine", "fine", "all is well: nothing is waiting")]
 

@@ -360,9 +360,10 @@ def test_each_parameter_has_one_marker_in_every_tools_style(events: list[Event[A
 def test_on_postgres_everything_is_text() -> None:
     when = datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
     full = Event("X", b"\x00\xff", content_type="x/y", id=ID, aggregate=("order", 1), number=3, occurred_at=when)
-    _, parameters, rows, answers, _ = statement(full, Event("Y", {}, id=ID))
+    other = UUID(int=ID.int + 1)
+    _, parameters, rows, answers, _ = statement(full, Event("Y", {}, id=other))
     assert parameters == [
-        [str(ID)] * 2, ["order", ""], ["1", ""], ["X", "Y"], ["order-events", "events"], [None, "{}"],
+        [str(ID), str(other)], ["order", ""], ["1", ""], ["X", "Y"], ["order-events", "events"], [None, "{}"],
         ["\\x00ff", None], ["x/y", "application/json"], [None] * 2, [None] * 2, ["3", None], [None] * 2,
         ["2026-03-04T05:06:07.000089+00:00", None],
     ]  # fmt: skip
@@ -404,3 +405,17 @@ def test_the_same_place_is_made_once_for_each_tool() -> None:
     assert POSTGRES.on("sqlite", "?") is POSTGRES.on("sqlite", "?")
     assert POSTGRES.on("sqlite", "?") == Place(schema="shop")
     assert POSTGRES.on("postgres", "%s").sql == POSTGRES.sql
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgres"])
+@pytest.mark.parametrize("more", [{}, {"headers": {"tenant": "acme"}}, {"idempotency_key": "payment 1"}])
+def test_two_events_with_one_id_are_refused_before_anything_is_written(dialect: Any, more: dict[str, Any]) -> None:
+    events: list[Event[Any]] = [Event("OrderPlaced", {}, id=ID), Event("OrderPaid", {}, id=ID, **more)]
+    with pytest.raises(InvalidEvent, match=f"'OrderPlaced' and 'OrderPaid' are two events with one id, {ID}"):
+        next(insertion(events, PLACE.on(dialect, "%s")))
+
+
+def test_the_same_event_may_be_added_twice() -> None:
+    database, event = Database(), Event("OrderPlaced", {"order": 1}, id=ID)
+    database.add(event, event)
+    assert database.all("event_id") == [str(ID)] * 2

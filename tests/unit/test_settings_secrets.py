@@ -1,5 +1,6 @@
 """Secrets show nowhere: whatever a URL or an option looks like, no error repeats it and `shown` hides it."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -160,6 +161,30 @@ def test_a_topic_that_is_called_like_a_url_does_not_say_its_secret() -> None:
 def test_a_second_at_sign_is_refused_before_a_server_is_asked_for_what_follows_it() -> None:
     with pytest.raises(ConfigError, match="more than one @: write one that belongs to the password as %40"):
         conninfo(f"postgresql://me:a@{MARK}@host/shop", "test")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("host:54x2/shop", "database: port: what was given is no number from 1 to 65535"),
+        ("host:99999/shop", "database: port: what was given is no number from 1 to 65535"),
+        ("host/shop?sslmode=requre", "database: sslmode: what was given is none of disable, allow, prefer, require,"),
+        (
+            "host/shop?sslmod=require",
+            "database: PostgreSQL knows no parameter 'sslmod': the nearest known one is 'sslmode'",
+        ),
+    ],
+)
+def test_a_parameter_that_cannot_be_is_named_without_the_password(place: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        conninfo(f"postgresql://me:{MARK}@{place}", "test")
+    assert str(refused.value).startswith(words)
+    assert MARK not in "".join(traceback.format_exception(refused.value))
+
+
+def test_an_unknown_parameter_that_may_be_a_part_of_a_password_is_not_told() -> None:
+    with pytest.raises(ConfigError, match="no PostgreSQL URL"):
+        conninfo("postgresql://me@host/shop?nightingale=1", "test")
 
 
 def test_the_password_of_the_hint_is_hidden() -> None:

@@ -332,10 +332,16 @@ def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
 
 def _fine(stats: Stats) -> Finding:
     if stats.inbox_waiting and not stats.pending:
-        line = f"all is well: {stats.inbox_waiting} received, and not handled yet"
+        line = (
+            f"{counted(stats.inbox_waiting, 'event')} received, and not handled yet: a consumer does that while it runs"
+            " (`pillarbox consume MODULE:INBOX --topic TOPIC`)"
+        )
         return Finding("fine", "fine", line)
     if stats.pending:
         return Finding("fine", "fine", f"all is well: {_events(stats.pending, stats.pending_exact)} on the way")
+    if stats.retrying:
+        line = f"nothing else is waiting: {_count(stats.retrying, 'event')} tried again"
+        return Finding("fine", "fine", line)
     return Finding("fine", "fine", "all is well: nothing is waiting")
 
 

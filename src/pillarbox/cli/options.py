@@ -84,6 +84,9 @@ def with_settings(
                 if refused is None:
                     raise
                 refused(error, **given)
+            if "database" not in urls:  # an inbox has a database of its own, which the error has named
+                command(settings=settings, **given)
+                return
             with _cures_that_run(settings):
                 command(settings=settings, **given)
 

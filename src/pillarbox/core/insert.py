@@ -127,6 +127,7 @@ def insertion(events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplic
     # Everything that can be refused is refused before the first statement: nothing is written then.
     events = _without_copies(events, on_duplicate)
     rows = [_row(event, place) for event in events]
+    _refuse_shared_ids(rows)
     if any(event.idempotency_key is not None for event in events):
         free = yield from _take_keys(events, place, on_duplicate)
         events, rows = [events[index] for index in free], [rows[index] for index in free]
@@ -149,6 +150,7 @@ def plain_insertion(
         return None
     # Few columns, because sqlite3 takes longer to bind a None than a text.
     rows = [_plain_row(event, place) for event in events]
+    _refuse_shared_ids(rows)
     if place.dialect == "sqlite":
         return Statement(place.sql["insert_plain"], rows=rows)
     if len(rows) == 1:
@@ -167,6 +169,7 @@ def postgres_insertion(
         return plain
     events = _without_copies(events, on_duplicate)
     rows = [_row(event, place) for event in events]
+    _refuse_shared_ids(rows)
     if not any(event.numbered or event.idempotency_key is not None for event in events):
         return Statement(place.sql["insert"], _columns(rows))
     if len(rows) == 1:
@@ -185,7 +188,7 @@ def refuse_duplicates(events: Sequence[Event[Any]], answer: Rows, on_duplicate: 
 
 
 Row = tuple[Any, ...]
-_BODY, _NUMBER = 6, 10  # places in a row
+_TYPE, _BODY, _NUMBER = 3, 6, 10  # places in a row
 _NOTHING = (None,) * 5
 
 
@@ -262,6 +265,20 @@ def _place_of(event: Event[Any], place: Place) -> Row:
 
 def _columns(rows: Sequence[Row]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _refuse_shared_ids(rows: Sequence[Row]) -> None:
+    """Refuse two events that differ and have one id: whoever receives them would take the second one for a copy."""
+    if len(rows) == 1 or len({row[0] for row in rows}) == len(rows):
+        return
+    first: dict[str, Row] = {}
+    for row in rows:
+        if (other := first.setdefault(row[0], row)) != row:
+            raise InvalidEvent(
+                f"id: {other[_TYPE]!r} and {row[_TYPE]!r} are two events with one id, {row[0]}, and a consumer would"
+                " take the second one for a copy of the first: leave id out; to have an event once, give it an"
+                " idempotency_key"
+            )
 
 
 def _without_copies(events: Sequence[Event[Any]], on_duplicate: OnDuplicate) -> Sequence[Event[Any]]:

@@ -15,7 +15,10 @@ _AWAY = (
     "25P04",
 )  # connection, resources, shutdown; a session that idled, or took, too long
 _READ_ONLY, _FAILED, _NO_RIGHT = "25006", "25P02", "42501"
-MISCONFIGURED = ("password authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied")
+MISCONFIGURED = (
+    *("password authentication failed", "does not exist", "no pg_hba.conf entry", "no password supplied"),
+    "unrecognized configuration parameter",
+)
 """What the server says of a connection that will never be let in: drivers on libpq have no code for it."""
 NO_TRANSACTIONS = "not allowed in statement pooling mode"
 """What PgBouncer says in that mode to whoever begins a transaction."""

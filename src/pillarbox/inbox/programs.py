@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
+from shlex import quote
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from pillarbox.core.insert import microseconds
@@ -223,11 +224,11 @@ def _settle(texts: Texts, received: Received, means: Means) -> Program[None]:
 
 
 def _missing(received: Received, means: Means) -> str:
-    what = f"no handler for type {received.type!r} in the inbox {means.handlers.consumer!r}"
+    key, what = received.key, f"no handler for type {received.type!r} in the inbox {means.handlers.consumer!r}"
     if means.unhandled == "dead":
-        return f"{what}: register one and run pillarbox dead retry --inbox, or set inbox.unhandled"
+        return f"{what}: register one and run `pillarbox dead retry {quote(key)} --inbox`, or set inbox.unhandled"
     return (
-        f"{what}: the consumer stops at the event {received.key} on the topic {received.delivery.topic!r}, which is"
+        f"{what}: the consumer stops at the event {key} on the topic {received.delivery.topic!r}, which is"
         " kept for the next start: register one and start again, or set inbox.unhandled to something else than fail"
     )
 

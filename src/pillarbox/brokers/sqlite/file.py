@@ -143,6 +143,12 @@ def _check_place(path: Path) -> None:
         raise ConfigError(f"broker: the directory {path.parent} does not exist; create it, or name another file")
 
 
+def check_still_there(path: Path) -> None:
+    """Raise BrokerUnavailable if the directory has vanished under somebody who used it: it may be mounted again."""
+    if not path.parent.is_dir():
+        raise BrokerUnavailable(f"the directory {path.parent} of the broker's file is gone; it is waited for")
+
+
 def _prepare(connection: sqlite3.Connection, path: Path, deadline: float) -> None:
     if not _has_tables(connection, path):
         _use_wal(connection, deadline)

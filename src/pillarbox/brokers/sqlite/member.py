@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pillarbox.brokers.partitions import PARTITIONS, Held, Partition, Place, read_fairly, settle_share, share_of
-from pillarbox.brokers.sqlite.file import broker_errors, connect, identity, transaction
+from pillarbox.brokers.sqlite.file import broker_errors, check_still_there, connect, identity, transaction
 from pillarbox.core.message import Delivery, Message
 from pillarbox.errors import BrokerUnavailable, ConfigError
 from pillarbox.kernel_lock import KernelLock, is_free
@@ -164,6 +164,8 @@ class Member:
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
+            if self._file is not None:
+                check_still_there(self._path)
             # Not durable: a position that a power cut forgets means copies, never a loss.
             self._connection = connect(self._path, durable=False, timeout=PATIENCE)
             self._file = identity(self._path)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from pillarbox.brokers.partitions import partition_of
 from pillarbox.brokers.sends import Send, Sends
-from pillarbox.brokers.sqlite.file import broker_errors, check, connect, identity, now, transaction
+from pillarbox.brokers.sqlite.file import broker_errors, check, check_still_there, connect, identity, now, transaction
 from pillarbox.brokers.sqlite.retention import BATCH, prune
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
@@ -196,6 +196,7 @@ class SqlitePublisher:
                 raise BrokerUnavailable(f"the broker's file {self._path} was deleted or replaced; it is opened anew")
 
     def _open(self, timeout: float) -> sqlite3.Connection:
+        check_still_there(self._path)
         return connect(self._path, durable=True, timeout=max(0.0, timeout))
 
     def _prune_now_and_then(self) -> None:

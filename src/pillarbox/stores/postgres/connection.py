@@ -5,11 +5,13 @@ be lost; plans that matter are kept inside functions.
 """
 
 import asyncio
+import re
 import select
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from typing import Any
 
 from pillarbox.core.postgres_facts import ANOTHER_MODE, MISCONFIGURED, NO_TRANSACTIONS
@@ -176,18 +178,45 @@ class Connection:
             await connection.close()
 
 
+_UNKNOWN = re.compile(r'invalid URI query parameter: "([a-z_]{1,40})"')
+_CHOICES = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "target_session_attrs": ("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    "gssencmode": ("disable", "prefer", "require"),
+    "channel_binding": ("disable", "prefer", "require"),
+}
+
+
 def conninfo(url: str, name: str) -> str:
     """Complete what the URL says: who we are, and how soon a dead network is noticed."""
     if url.partition("?")[0].count("@") > 1:  # else the rest of the password is taken for a host, and told to everybody
         raise ConfigError("database: there is more than one @: write one that belongs to the password as %40")
     try:
         given = conninfo_to_dict(url)
-    except (psycopg.ProgrammingError, UnicodeDecodeError):  # whose words repeat a part of the URL
+    except (psycopg.ProgrammingError, UnicodeDecodeError) as error:  # whose words repeat a part of the URL
+        found = _UNKNOWN.search(str(error))
+        known = [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()]
+        # Only a name that is nearly one of libpq's is told: another one may be a part of a password.
+        if found is not None and (near := get_close_matches(found[1], known, 1, 0.8)):
+            raise ConfigError(
+                f"database: PostgreSQL knows no parameter {found[1]!r}: the nearest known one is {near[0]!r}"
+            ) from None
         raise ConfigError(
             "database: what was given is no PostgreSQL URL: write postgresql://user@host/name, with user and password"
             " percent-encoded (% as %25, a space as %20)"
         ) from None
+    _check_parameters(given)
     return make_conninfo("", **{"application_name": name, **_QUIET_NETWORK, **given})
+
+
+def _check_parameters(given: Mapping[str, Any]) -> None:
+    """Refuse what libpq would only refuse when it connects, as if the server were away."""
+    for port in filter(None, str(given.get("port", "")).split(",")):
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+            raise ConfigError("database: port: what was given is no number from 1 to 65535")
+    for name, known in _CHOICES.items():
+        if name in given and given[name] not in known:
+            raise ConfigError(f"database: {name}: what was given is none of {', '.join(known)}")
 
 
 @contextmanager
