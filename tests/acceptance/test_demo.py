@@ -156,6 +156,7 @@ def test_a_single_event_is_enough() -> None:
     result = run_demo("--json", "--events", 1)
     assert result.returncode == 0, result.stdout + result.stderr
     assert json.loads(result.stdout)["applied"] == 1
+    assert re.match(r"1 event, seed \d+, in ", result.stderr), "without --seed, nobody could repeat the run"
 
 
 @contextmanager

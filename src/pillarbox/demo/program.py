@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from pillarbox.admin.wording import counted
 from pillarbox.demo.story import Kill, Story, TimeIsUp, sqlite_url
 from pillarbox.demo.view import open_view
 from pillarbox.torture.checker import Report, check, read
@@ -35,8 +36,8 @@ def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     try:
         with _sigterm_interrupts(), open_directory(keep, "demo") as directory:
-            if not as_json:
-                console.print(f"{events:,} events, seed {seed}, in {directory}", highlight=False, soft_wrap=True)
+            talk = errors if as_json else console  # the seed repeats the run, also where JSON is wanted
+            talk.print(f"{counted(events, 'event')}, seed {seed}, in {directory}", highlight=False, soft_wrap=True)
             return _run_in(directory, events, seed, keep, as_json, console, errors)
     except KeyboardInterrupt:
         errors.print("stopped; nothing is left running")
