@@ -72,6 +72,11 @@ class Nats(OwnServer):
         )
         self.configuration.chmod(0o644)
 
+    def connections(self) -> int:
+        """Count the clients that are connected."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.monitor}/connz", timeout=10) as answer:
+            return int(json.load(answer)["num_connections"])
+
     def _answers(self) -> bool:
         try:
             with urllib.request.urlopen(
@@ -80,6 +85,13 @@ class Nats(OwnServer):
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
+
+
+async def is_left(server: Nats) -> None:
+    """Wait until nobody is connected: what a client has sent last may be stored after its connection is closed."""
+    async with asyncio.timeout(30):
+        while await asyncio.to_thread(server.connections):  # noqa: ASYNC110 - the server tells nobody
+            await asyncio.sleep(0.01)
 
 
 async def ask(url: str, subject: str, question: Mapping[str, Any]) -> dict[str, Any]:

@@ -297,7 +297,7 @@ def test_it_asks_first_and_no_means_no(theirs: Path, answer: str) -> None:
 
 def test_an_exchange_that_is_not_there_is_not_made(postgres_shop: str, rabbitmq: RabbitMQ, vhost: str) -> None:
     done = bench(*TINY, "--database", postgres_shop, "--broker", f"{rabbitmq.url(vhost)}?exchange=gone")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "there is no exchange gone: declare it first" in done.stderr
     assert [one["name"] for one in rabbitmq.ask("GET", f"exchanges/{vhost}") if one["name"] == "gone"] == []
 

@@ -75,11 +75,6 @@ def configured(shop: "Shop") -> "Shop":
             "[relay]\nbach = 10",
             "pillarbox: pillarbox.toml: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
         ),
-        (
-            '[relay]\npublish_timeout = "20 s"',
-            "pillarbox: relay.publish_timeout: 20 s must be below relay.lease, which is 15 s:"
-            " shorten the one or lengthen the other (pillarbox.toml)",
-        ),
     ],
 )
 def test_a_bad_settings_file_is_one_line_and_code_2(shop: "Shop", text: str, line: str) -> None:

@@ -35,7 +35,7 @@ ON_POSTGRESQL: Deeds = {
     "source log --yes": ("source log", 0),
     "adopt --yes": ("adopt", 1),
 }
-NO_DEEDS = {"demo", "torture", "init", "migrate up", "relay run", "relay once", "relay watch", "consume"}
+NO_DEEDS = {"demo", "torture", "bench", "init", "migrate up", "relay run", "relay once", "relay watch", "consume"}
 """Those that make something of their own, and the daemons, whose work is no operator's."""
 LOOKS = {
     *("status", "health", "stats", "top", "doctor", "config show", "connector debezium"),
@@ -116,5 +116,5 @@ def test_every_command_looks_or_is_a_deed_that_is_written_down() -> None:
     deeds = {path for path in ALL for command in (*DEEDS, *ON_POSTGRESQL) if command.startswith(f"{path} ")}
     assert deeds | NO_DEEDS | LOOKS == set(ALL)
     asks = {path for path, command in ALL.items() if any("--yes" in option.opts for option in command.params)}
-    assert asks <= deeds, "what asks first is a deed"
+    assert asks - {"bench"} <= deeds, "what asks first is a deed; a bench works in a place of its own"
     assert not LOOKS & deeds

@@ -52,11 +52,11 @@ def test_it_prints_the_script_that_the_database_needs(directory: Path) -> None:
         (["--sql", "--register", "http://localhost:8083"], 2, "give one of them"),
         (["--payload", "xml"], 2, "'xml' is not one of 'json', 'body'"),
         (["--option", "poll.interval.ms"], 2, "is not KEY=VALUE"),
-        (["--option", "transforms=x"], 1, "pillarbox: --option transforms: cannot be set"),
-        (["--password-from", "hunter2"], 1, "is no placeholder"),
-        (["--register", "localhost:8083"], 1, "is not the address of Kafka Connect"),
-        (["--database", "sqlite:///shop.db"], 1, "Debezium is for an outbox on PostgreSQL"),
-        (["--set", "topic.t.format=cloudevents"], 1, "topic.t.format: cloudevents is written by a relay"),
+        (["--option", "transforms=x"], 2, "pillarbox: --option transforms: cannot be set"),
+        (["--password-from", "hunter2"], 2, "is no placeholder"),
+        (["--register", "localhost:8083"], 2, "is not the address of Kafka Connect"),
+        (["--database", "sqlite:///shop.db"], 2, "Debezium is for an outbox on PostgreSQL"),
+        (["--set", "topic.t.format=cloudevents"], 2, "topic.t.format: cloudevents is written by a relay"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(directory: Path, arguments: list[str], code: int, words: str) -> None:

@@ -14,7 +14,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--broker": (*URLS, "kafka//localhost"),
     "--config": ("missing.toml", ".", "wrong.toml"),
     "--set": (
-        *("relay.batch", "relay.bach=5", "relay.batch=many", "relay.batch=0", "relay.lease=1s", "health.listen=9464"),
+        *("relay.batch", "relay.bach=5", "relay.batch=many", "relay.batch=0", "relay.lease=none", "health.listen=9464"),
         *("retention.published=soon", "topic.orders.order=random", "inbox.mode=both"),
     ),
     "--status": ("bogus",),
@@ -25,6 +25,12 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--last": NUMBERS,
     "--rate": (*NUMBERS, "0"),
     "--events": (*NUMBERS, "0"),
+    "--payload": (*NUMBERS, "0"),
+    "--aggregates": (*NUMBERS, "0"),
+    "--relays": (*NUMBERS, "0"),
+    "--seconds": ("many", "-1", "0", "nan", "inf"),
+    "--only": ("bogus", "''"),
+    "--plot": (".", "/dev/null/x.svg"),
     "--minutes": ("many", "-1", "0", "nan", "inf"),
     "--wait": ("many", "-1", "nan"),
     "--heartbeat": NUMBERS,
@@ -38,7 +44,6 @@ WRONG: dict[str, tuple[str, ...]] = {
     "--to": ("''", "a" * 256),
     "--error": ("''",),
     "--group-by": ("topic",),
-    "--payload": ("missing.json", "."),
     "--register": ("localhost", "ftp://localhost", "http://"),
     "--name": ("'Bad Name'", "''"),
     "--option": ("plain", "transforms=mine"),
@@ -50,6 +55,8 @@ WITH_MORE = {
     ("torture", "--broker"): ("rabbitmq://localhost/x",),
     ("torture", "--database"): ("sqlite:///shop.db",),
     ("init", "--config"): ("pillarbox.toml", "nowhere/new.toml", "."),
+    ("relay run", "--set"): ("relay.lease=1s",),
+    ("relay once", "--set"): ("relay.lease=1s",),
     ("relay run", "--broker"): ("memory:", "redis://localhost/x", "kafka://", "rabbitmq://:x@h:y/"),
     ("relay once", "--broker"): ("memory:", "nats://localhost:y"),
     ("events list", "--database"): (
@@ -59,11 +66,12 @@ WITH_MORE = {
         "postgresql://me@here@there/shop",
     ),
     ("consume", "--broker"): ("memory:", "stdout:", "https://localhost/x"),
+    ("dead retry", "--payload"): ("missing.json", "."),
     ("connector debezium", "--payload"): ("xml",),
     ("connector debezium", "--database"): ("sqlite:///shop.db", "postgresql:///shop"),
 }
 """What else is wrong for one command; of `init` and `--payload` instead of what is wrong for others."""
-INSTEAD = {("init", "--config"), ("connector debezium", "--payload")}
+INSTEAD = {("init", "--config"), ("dead retry", "--payload"), ("connector debezium", "--payload")}
 POSTGRES = "--database postgresql://me@127.0.0.1:1/shop"
 WITH_WORDS = {
     **{path: f"{path} {ID.format(1)}" for path in ("events show", "dead show")},
@@ -71,6 +79,7 @@ WITH_WORDS = {
     **{path: f"{path} orders" for path in ("pause", "resume")},
     **{path: f"{path} --inbox" for path in ("events list", "dead list")},
     "replay": "replay --all --yes",
+    "bench": "bench --yes",
     "consume": "consume billing:inbox --topic orders",
     "connector debezium": f"connector debezium {POSTGRES}",
     "relay watch": f"relay watch {POSTGRES}",
@@ -81,6 +90,7 @@ WITH_WORDS = {
 FLAGS = {
     path: [option.opts[0] for option in command.params if option.param_type_name == "option" and not option.is_flag]
     for path, command in ALL.items()
+    if path != "doctor"  # its own tests have it: there it is a row of the table
 }
 
 

@@ -143,12 +143,12 @@ def test_a_database_or_a_broker_that_it_cannot_use_is_refused(tmp_path: Path) ->
     for flag, url, says in (
         ("--database", f"sqlite:///{there}", "is there already: the torture makes a file of its own"),
         ("--broker", "https://example.org/hook", "a webhook cannot be tortured: nobody consumes from it"),
-        ("--broker", "mqtt://host", "the torture has no tap for mqtt: it knows sqlite:, redis:"),
+        ("--broker", "stdout:", "the torture has no tap for stdout: it knows sqlite:, redis:"),
         ("--broker", "rabbitmq://host/?exchange=shop", "end the URL in ?exchange=pillarbox-torture"),
         ("--broker", "nats://host?stream=SHOP", "reads NATS without options"),
     ):
         done = torture(flag, url)
-        assert (done.returncode, done.stdout) == (1, "")
+        assert (done.returncode, done.stdout) == (2, "")
         assert says in done.stderr
 
 

@@ -14,7 +14,7 @@ from pillarbox.testing.contracts.publisher import PublisherContract
 from pillarbox.testing.contracts.relay import RelayContract
 from pillarbox.testing.contracts.rules import check, rules_of, rules_that_need
 from servers.fault_proxy import FaultProxy
-from servers.nats import Nats, delete_streams, make_stream
+from servers.nats import Nats, delete_streams, is_left, make_stream
 from servers.nats_ack_loser import NatsAckLoser
 from tests.conftest import installed
 from tests.contracts.proxied_bench import FEATURES, ProxiedBench
@@ -58,11 +58,14 @@ class NatsPublisherBench(ProxiedBench):
 
 @asynccontextmanager
 async def bench_of(server: Nats) -> AsyncIterator[NatsPublisherBench]:
-    async with NatsAckLoser(server.port) as loser:
-        with FaultProxy(loser.port) as proxy:
-            await make(server)
-            yield NatsPublisherBench(server, loser, proxy)
-    await delete_streams(server.url)
+    try:
+        async with NatsAckLoser(server.port) as loser:
+            with FaultProxy(loser.port) as proxy:
+                await make(server)
+                yield NatsPublisherBench(server, loser, proxy)
+    finally:
+        await is_left(server)
+        await delete_streams(server.url)
 
 
 async def make(server: Nats) -> None:

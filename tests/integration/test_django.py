@@ -177,4 +177,4 @@ def test_a_consumer_without_djangos_settings_is_told_what_to_do(tmp_path: Path) 
             cwd=tmp_path, capture_output=True, text=True,
             env={name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"},
         )  # fmt: skip
-        assert (done.returncode, words in done.stderr) == (1, True), done.stderr
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr

@@ -19,7 +19,6 @@ from pillarbox.bench.run import Bench
 from pillarbox.cli.options import Json, Yes, check_ends, with_settings
 from pillarbox.cli.output import confirmed, print_json, print_table, say
 from pillarbox.cli.progress import bar
-from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 
 
@@ -59,11 +58,8 @@ def bench(
     outbox is not touched. Says how many events it will write first, and asks.
     """
     options = Options(Load(payload, aggregates), events, relays, seconds, _names(only))
-    try:
-        check_ends(settings)
-        run = Bench(settings, options)
-    except ConfigError as error:
-        raise typer.BadParameter(str(error)) from error
+    check_ends(settings)
+    run = Bench(settings, options)
     _check(plot)
     confirmed(_told(run), yes=yes, dry_run=False)
     with bar("measuring", "measurement") as shown:
