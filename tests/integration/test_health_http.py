@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,8 @@ async def test_a_client_that_never_asks_holds_up_neither_others_nor_the_end(shop
         _, writer = await asyncio.open_connection("127.0.0.1", shop.port)
         assert (await shop.get("/livez")).status_code == 200
     writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def said(shop: HealthShop, words: bytes) -> bytes:
