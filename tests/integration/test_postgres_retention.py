@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from pillarbox.ports import Query, Retention
+from pillarbox.stores.postgres.retention import ARCHIVED
 from tests.integration.postgres_log import PostgresLog, Transaction, opened
 
 AT_ONCE = Retention(published=timedelta(0))
 WEEK = timedelta(days=7)
+LOOKED_AT = "SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'pillarbox_parked'"
 EVERY = "SELECT id FROM pillarbox_outbox WHERE true"
 
 
@@ -114,6 +116,22 @@ async def test_what_was_settled_in_the_lot_goes_after_its_time_with_its_copy(log
     await prune(log, Retention(published=WEEK))
     assert log.in_log() == []
     assert log.sql("SELECT * FROM pillarbox_parked") == []
+
+
+async def test_archiving_looks_at_few_rows_of_a_full_parking_lot(log: PostgresLog) -> None:
+    log.add(*("Parked",) * 2 * ARCHIVED)
+    same = "event_id, aggregate_type, aggregate_id, event_type, topic, payload, created_at, lane"
+    log.sql(
+        f"INSERT INTO pillarbox_parked ({same}, position, state, settled_at)"
+        f" SELECT {same}, id, 'published', pillarbox_now() FROM pillarbox_outbox"
+    )
+    log.tick()
+    log.advance(WEEK)
+    before = int(log.sql(LOOKED_AT)[0][0])
+    await log.pruner.prune(log.connection, Retention(published=timedelta(0), archive=None))
+    assert log.sql("SELECT count(*) FROM pillarbox_archive") == [(ARCHIVED,)]
+    await log.connection.run("SELECT pg_stat_force_next_flush()", ())
+    assert int(log.sql(LOOKED_AT)[0][0]) - before < 20 * ARCHIVED
 
 
 async def test_what_is_archived_is_shown_as_before_and_can_be_searched(log: PostgresLog) -> None:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from pillarbox.core.routing import lane_of
 from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 from pillarbox.stores.postgres import schema
 from pillarbox.stores.postgres.connection import Connection
@@ -55,6 +56,18 @@ async def test_a_missing_schema_is_made(database: str) -> None:
         assert await tables.up(connection) == list(range(1, NEEDED + 1))
         assert await tables.up(connection) == []
         await tables.check(connection)
+
+
+async def test_the_tables_are_the_same_where_a_backslash_escapes_in_every_string(database: str) -> None:
+    name = psycopg.conninfo.conninfo_to_dict(database)["dbname"]
+    run(database, f'ALTER DATABASE "{name}" SET standard_conforming_strings = off')
+    async with connected(database) as connection:
+        await Tables("public", "pillarbox_").up(connection)
+    add = "SELECT pillarbox_add('order', $$a\\b$$, 'Placed', '{}', content_type => 'application/vnd.shop+json')"
+    with psycopg.connect(database, autocommit=True) as writer:
+        writer.execute(add)
+        found = writer.execute("SELECT aggregate_id, lane FROM pillarbox_outbox").fetchall()
+    assert found == [("a\\b", lane_of("order", "a\\b", ""))]
 
 
 @pytest.mark.parametrize(

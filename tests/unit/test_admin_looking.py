@@ -112,3 +112,13 @@ async def test_no_query_reads_more_rows_than_a_stretch(admin: Admin, monkeypatch
     wide = [query for query in asked if query.limit > 1]
     assert [(query.after, query.upto) for query in wide] == [(40, 50)]
     assert len(asked) <= 25
+
+
+async def test_a_look_from_the_last_position_that_there_can_be_goes_no_further(admin: Admin, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+        connection.execute(
+            "INSERT INTO pillarbox_outbox (id, event_type, topic, payload, created_at)"
+            " VALUES (?, 'Last', 'orders', '{}', ?)",
+            [2**63 - 5, int(at(EVENTS + 1).timestamp() * 1_000_000)],
+        )
+    assert await admin.look_for(Query(type="Last", since=at(EVENTS + 2), newest_first=False)) == ([], False)

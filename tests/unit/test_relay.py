@@ -228,6 +228,41 @@ def test_a_relay_sends_nothing_once_its_lease_has_run_out() -> None:
     play(act)
 
 
+def test_a_relay_that_prunes_for_long_renews_its_lease_between_the_batches() -> None:
+    class Full(MemoryStore):
+        batches = 0
+
+        async def prune(self, retention: Any) -> int:
+            await asyncio.sleep(10)  # of a lease of 15
+            Full.batches += 1
+            return 5_000
+
+    async def act(scene: Scene) -> None:
+        async with scene.relay(store=Full):
+            await scene.eventually(lambda: Full.batches == 8, seconds=100)
+        assert Moment.LANES_LOST not in scene.heard
+
+    play(act)
+
+
+def test_little_that_is_left_to_prune_waits_for_its_minute() -> None:
+    class Little(MemoryStore):
+        asked = 0
+
+        async def prune(self, retention: Any) -> int:
+            Little.asked += 1
+            return 999
+
+    async def act(scene: Scene) -> None:
+        async with scene.relay(store=Little):
+            await asyncio.sleep(64)
+            assert Little.asked == 1
+            await asyncio.sleep(2)
+            assert Little.asked == 2
+
+    play(act)
+
+
 def test_stopping_settles_what_is_in_flight_and_hands_over() -> None:
     async def act(scene: Scene) -> None:
         scene.broker.latency = lambda: 1.0

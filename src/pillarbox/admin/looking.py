@@ -9,6 +9,8 @@ from pillarbox.ports import Query, Record, Records, Status
 
 STRETCH = 50_000
 """So many events are looked at where no index leads: writers would pay for more of them."""
+LAST = 2**63 - 1
+"""The last position that there can be."""
 SKEW = timedelta(minutes=1)
 """Events are added in the order of their times, give or take so much: transactions overlap, and clocks are set."""
 IN_THE_LOT: frozenset[Status] = frozenset(("retrying", "blocked", "delayed", "dead", "dropped"))
@@ -28,7 +30,7 @@ async def look_for(store: Records, query: Query) -> Looked:
     begin = await _beginning(store, query)
     if begin is None:
         return Looked([], False)
-    low, high = (begin - STRETCH, begin) if query.newest_first else (begin - 1, begin - 1 + STRETCH)
+    low, high = (begin - STRETCH, begin) if query.newest_first else (begin - 1, min(begin - 1 + STRETCH, LAST))
     records = await store.find(replace(query, after=low, upto=high))
     if len(records) >= query.limit:
         return Looked(records, False)

@@ -15,7 +15,8 @@ LOOK_EVERY = timedelta(seconds=1)
 STEP = timedelta(milliseconds=250)
 PRUNE_FIRST = timedelta(seconds=5)
 PRUNE_EVERY = timedelta(minutes=1)
-PRUNE_BATCHES = 20
+MANY = 1_000
+"""Behind a batch of so many rows the next one is pruned soon; what is less waits for its minute."""
 FIRST_LANE = 0
 
 
@@ -70,9 +71,10 @@ class Chores:
                     holding = await self._renew()
                     renew_at = now() + self._renew_every(holding)
                     await self._balance(holding)
-                if now() >= prune_at:
+                if now() >= prune_at:  # a batch at a time, for the lease must be renewed meanwhile
                     prune_at = now() + PRUNE_EVERY.total_seconds()
-                    await self._prune()
+                    if await self._prune() >= MANY:
+                        prune_at = now()
                 if self._canary is not None and self._has_first_lane and now() >= canary_at:
                     canary_at = now() + self._canary.look_every
                     if await self._canary.look():
@@ -112,9 +114,7 @@ class Chores:
         if len(holding.lanes) != before:
             self._hooks.reach(Moment.LANES_SHARED, lanes=len(holding.lanes))
 
-    async def _prune(self) -> None:
-        for _ in range(PRUNE_BATCHES):
-            pruned = await self._store.prune(self._retention)
-            self._hooks.reach(Moment.PRUNED, count=pruned)
-            if not pruned:
-                return
+    async def _prune(self) -> int:
+        pruned = await self._store.prune(self._retention)
+        self._hooks.reach(Moment.PRUNED, count=pruned)
+        return pruned

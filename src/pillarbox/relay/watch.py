@@ -7,7 +7,7 @@ from datetime import timedelta
 from pillarbox.daemon import Daemon
 from pillarbox.errors import StoreError, StoreUnavailable
 from pillarbox.ports import Retention, Watched, WatchingStore
-from pillarbox.relay.chores import PRUNE_BATCHES, PRUNE_EVERY, PRUNE_FIRST
+from pillarbox.relay.chores import MANY, PRUNE_EVERY, PRUNE_FIRST
 from pillarbox.settings import Settings
 from pillarbox.telemetry.hooks import Hooks, Moment
 
@@ -46,8 +46,8 @@ class Watch(Daemon):
                         await store.renew(None)
                         renew_at = now() + lease / 3
                     if now() >= prune_at:
-                        await self._prune(store)
-                        prune_at = now() + PRUNE_EVERY.total_seconds()
+                        more = await self._prune(store) >= MANY
+                        prune_at = now() + (0 if more else PRUNE_EVERY.total_seconds())
                 self._note_away(None)
             except StoreUnavailable as error:
                 self._note_away(error)
@@ -81,13 +81,11 @@ class Watch(Daemon):
         else:
             self._hooks.reach(Moment.SLOT_DOUBTED, slot=watched.slot, doubt=watched.doubt)
 
-    async def _prune(self, store: WatchingStore) -> None:
+    async def _prune(self, store: WatchingStore) -> int:
         kept = self._settings.retention
-        for _ in range(PRUNE_BATCHES):
-            pruned = await store.prune(Retention(kept.published, kept.archive, kept.inbox))
-            self._hooks.reach(Moment.PRUNED, count=pruned)
-            if not pruned:
-                return
+        pruned = await store.prune(Retention(kept.published, kept.archive, kept.inbox))
+        self._hooks.reach(Moment.PRUNED, count=pruned)
+        return pruned
 
     def _note_away(self, error: StoreUnavailable | None) -> None:
         if error is not None:

@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS {p}outbox (
     lane            smallint    NOT NULL GENERATED ALWAYS AS (
                         get_byte(sha256(replace(
                             CASE WHEN aggregate_id = '' THEN event_id::text ELSE aggregate_type || ':' || aggregate_id END,
-                            '\', '\\')::bytea), 0) & 63) STORED,
+                            E'\\', E'\\\\')::bytea), 0) & 63) STORED,
     -- What the relay could not read is refused at once.
     -- PostgreSQL reads each constraint anew for each statement: so few words as can be.
     CONSTRAINT {prefix}outbox_payload_or_body CHECK (num_nonnulls(payload, body) = 1),
@@ -135,7 +135,8 @@ CREATE INDEX {prefix}parked_line ON {p}parked (line, id) INCLUDE (state, due_at,
 CREATE INDEX {prefix}parked_free ON {p}parked (due_at, id) WHERE line IS NULL AND state IN ('retrying', 'delayed');
 CREATE INDEX {prefix}parked_copies ON {p}parked (aggregate_type, aggregate_id, id)
     WHERE replay IS NOT NULL AND aggregate_id <> '' AND state IN ('retrying', 'dead');
-CREATE INDEX {prefix}parked_position ON {p}parked (position);
+-- With the id: the newest row of a position is looked up where nothing may be sorted.
+CREATE INDEX {prefix}parked_position ON {p}parked (position, id);
 CREATE INDEX {prefix}parked_state ON {p}parked (state, settled_at);
 
 -- Gap-free numbers, one counter per aggregate; idempotency keys, with a retention of their own.

@@ -66,7 +66,7 @@ BEGIN
         WHEN (payload IS NULL) = (body IS NULL) THEN 'payload, body: give one of them'
         WHEN body IS NOT NULL AND coalesce(_format, '') = '' THEN
             'content_type: a body needs one: say what it is, for example ''application/avro'''
-        WHEN (payload IS NOT NULL) <> (lower(split_part(_format, ';', 1)) ~ '^\s*application/json\s*$|\+json\s*$') THEN
+        WHEN (payload IS NOT NULL) <> (lower(split_part(_format, ';', 1)) ~ '^[[:space:]]*application/json[[:space:]]*$|[+]json[[:space:]]*$') THEN
             format('content_type: %L: JSON goes into payload, everything else into body', _format)
         WHEN coalesce(octet_length(payload::text), octet_length(body)) > max_payload THEN
             format('payload: %s bytes, at most %s: store it elsewhere and send its address, or raise max_payload',
