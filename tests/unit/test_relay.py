@@ -232,7 +232,7 @@ def test_a_relay_that_prunes_for_long_renews_its_lease_between_the_batches() -> 
     class Full(MemoryStore):
         batches = 0
 
-        async def prune(self, retention: Any) -> int:
+        async def prune(self, retention: Any, deed: Any = None) -> int:
             await asyncio.sleep(10)  # of a lease of 15
             Full.batches += 1
             return 5_000
@@ -249,7 +249,7 @@ def test_little_that_is_left_to_prune_waits_for_its_minute() -> None:
     class Little(MemoryStore):
         asked = 0
 
-        async def prune(self, retention: Any) -> int:
+        async def prune(self, retention: Any, deed: Any = None) -> int:
             Little.asked += 1
             return 999
 
