@@ -72,11 +72,17 @@ class Run:
             clean_up(pids)
         return read(self._directory)
 
-    def clean_up(self) -> None:
-        """Remove what the run has made outside its directory."""
-        self._tap.remove(TOPICS)
+    def clean_up(self, *, keep_files: bool) -> None:
+        """Remove what the run has made, but not its directory; files of SQLite stay where they are to be kept."""
+
+        def stays(url: str) -> bool:
+            return keep_files and url.startswith("sqlite:")
+
+        if not stays(self._stage.broker):
+            self._tap.remove(TOPICS)
         for url in {self._stage.database, self._stage.ledger}:
-            bank_at(url).drop()
+            if not stays(url):
+                bank_at(url).drop()
 
     def _go(self, clocks: Clocks | None) -> None:
         self._tap.prepare(TOPICS)
