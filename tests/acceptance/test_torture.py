@@ -1,13 +1,15 @@
 """`pillarbox torture`, as a user types it: relays and consumers die as they work, and every promise holds."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
+import psycopg
 import pytest
 
 from pillarbox.brokers.sqlite.file import connect
@@ -128,6 +130,41 @@ def test_on_somebodys_postgresql_nothing_is_left(own_postgres: Any, tmp_path: Pa
         GivenServers(server.url("shop"), None, tmp_path), GROUPS
     )
     assert server.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'pillarbox_torture'", "shop") == []
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_ended_early_it_leaves_nothing(database: str, tmp_path: Path, *, interrupted: bool) -> None:
+    """By somebody, or because it cannot work: then a writer is ended under it."""
+    broker = f"sqlite:///{tmp_path}/stream.db"
+    words = ["--database", database, "--broker", broker, "--minutes", "1", "--faults", "none"]
+    words += ["--keep", str(tmp_path / "kept")] if interrupted else []
+    command = [sys.executable, "-m", "pillarbox", "torture", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        await_effects(database)
+        if interrupted:
+            process.send_signal(signal.SIGINT)
+        else:
+            run_there(database, "ALTER TABLE pillarbox_torture.journal RENAME TO gone")
+        _, talk = process.communicate(timeout=60)
+    assert process.returncode == (130 if interrupted else 1), talk
+    assert ("The run ended before it could be judged" in talk) != interrupted
+    assert run_there(database, "SELECT nspname FROM pg_namespace WHERE nspname = 'pillarbox_torture'") == []
+    left = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
+    assert left == ({"stream.db", "kept"} if interrupted else set())
+
+
+def await_effects(url: str) -> None:
+    """Wait until a run has events in its ledger."""
+    until = time.monotonic() + 60
+    there = "SELECT to_regclass('pillarbox_torture.ledger') IS NOT NULL"
+    while run_there(url, there) != [(True,)] or run_there(url, "SELECT 1 FROM pillarbox_torture.ledger LIMIT 1") == []:
+        assert time.monotonic() < until, "no effect within 60 s"
+
+
+def run_there(url: str, sql: LiteralString) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(sql)
+        return cursor.fetchall() if cursor.description else []
 
 
 def test_a_loss_is_found_and_the_command_that_repeats_it_is_named(tmp_path: Path) -> None:

@@ -55,7 +55,10 @@ def torture(
         except ProcessFailed as error:
             errors.print(f"{error}\nThe run ended before it could be judged; to repeat it: {command}", soft_wrap=True)
             return 1
-        one.clean_up(keep_files=kept)
+        finally:
+            left = one.clean_up(keep_files=kept)
+            for sentence in left:
+                errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
     judgements = judge(evidence)
     (place / "latency.svg").write_text(plot(latencies(evidence), evidence.facts["faults"], minutes * 60))
     if as_json:
@@ -67,7 +70,7 @@ def torture(
     findings = [finding for one in judgements for finding in one.findings]
     for sentence in [*findings[:MOST_FINDINGS], *([f"to repeat it: {command}"] if findings else [])]:
         errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
-    return 1 if findings else 0
+    return 1 if findings or left else 0
 
 
 def _new_file(setting: str, url: str | None) -> str | None:
