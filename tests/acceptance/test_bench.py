@@ -228,6 +228,17 @@ def test_interrupted_it_leaves_nothing(postgres_shop: str, redis: Redis, number:
     until(lambda: asked(postgres_shop, LEFT_AT_WORK) == [(0,)], "nobody is at work")
 
 
+def test_interrupted_it_leaves_no_file_of_the_embedded_broker(postgres_shop: str, tmp_path: Path) -> None:
+    broker = f"sqlite:///{tmp_path}/stream.db"
+    words = ("--database", postgres_shop, "--broker", broker, "--seconds", "60", "--only", "sustained", "--yes")
+    with subprocess.Popen(command(*words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        until(lambda: any(file.name.endswith("-wal") for file in tmp_path.iterdir()), "the relay has made the file")
+        process.send_signal(signal.SIGINT)
+        _, talk = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 130, talk
+    assert files(tmp_path) == {}
+
+
 def test_after_kill_9_nobody_goes_on(database: str, redis: Redis) -> None:
     words = ("--database", database, "--broker", redis.url(), "--seconds", "60", "--only", "sustained", "--yes")
     with subprocess.Popen(command(*words), stderr=subprocess.DEVNULL) as process:

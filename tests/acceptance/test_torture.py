@@ -1,25 +1,31 @@
 """`pillarbox torture`, as a user types it: relays and consumers die as they work, and every promise holds."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
+import psycopg
 import pytest
 
+from pillarbox.brokers.sqlite.file import connect
 from pillarbox.torture.cast import Cast, Member
 from pillarbox.torture.faults import GROUPS
 from pillarbox.torture.processes import Processes
 from pillarbox.torture.stage import GivenServers, offered
+from pillarbox.torture.taps import tap_at
+from pillarbox.torture.writer import TOPICS
 from servers.postgres import Postgres
 from tests.conftest import skip_unless_ours
 
 
-def torture(*words: str, timeout: float = 170) -> "subprocess.CompletedProcess[str]":
+def torture(*words: str, timeout: float = 170, at: Path | None = None) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "pillarbox", "torture", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=at)
 
 
 def held(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
@@ -36,6 +42,26 @@ def test_on_files_of_its_own_every_promise_holds(tmp_path: Path) -> None:
     assert {one["fault"] for one in said["fault_log"]} & {"kill a relay", "kill a consumer"}
     assert set(said["questions"]) == {f"C{number}" for number in range(1, 10)}
     assert "<svg" in (tmp_path / "kept" / "latency.svg").read_text()
+    assert (tmp_path / "kept" / "stream.db").exists()
+
+
+@pytest.mark.timeout(180)
+def test_files_that_were_named_are_made_and_removed(tmp_path: Path) -> None:
+    (tmp_path / "stream.db.copy").touch()
+    where = ["--database", "sqlite:///shop.db", "--broker", "sqlite:///stream.db"]
+    said = held(torture("--minutes", "0.1", "--seed", "4", "--faults", "none", "--json", *where, at=tmp_path))
+    assert said["published"] > 100
+    assert [file.name for file in tmp_path.iterdir()] == ["stream.db.copy"]
+
+
+def test_of_the_embedded_broker_only_the_runs_own_topics_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "stream.db"
+    with closing(connect(file, durable=False, timeout=5)) as stream:
+        stream.executemany(
+            "INSERT INTO messages (topic, partition, headers, body, at) VALUES (?, 0, '{}', 'x', 0)",
+            [("torture-accounts",), ("orders",), ("torture-others",)],
+        )
+    assert [one.topic for one in tap_at(f"sqlite:///{file}").messages(TOPICS)] == ["torture-accounts", "torture-others"]
 
 
 @pytest.mark.timeout(180)
@@ -106,6 +132,41 @@ def test_on_somebodys_postgresql_nothing_is_left(own_postgres: Any, tmp_path: Pa
     assert server.execute("SELECT 1 FROM pg_namespace WHERE nspname = 'pillarbox_torture'", "shop") == []
 
 
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_ended_early_it_leaves_nothing(database: str, tmp_path: Path, *, interrupted: bool) -> None:
+    """By somebody, or because it cannot work: then a writer is ended under it."""
+    broker = f"sqlite:///{tmp_path}/stream.db"
+    words = ["--database", database, "--broker", broker, "--minutes", "1", "--faults", "none"]
+    words += ["--keep", str(tmp_path / "kept")] if interrupted else []
+    command = [sys.executable, "-m", "pillarbox", "torture", *words]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        await_effects(database)
+        if interrupted:
+            process.send_signal(signal.SIGINT)
+        else:
+            run_there(database, "ALTER TABLE pillarbox_torture.journal RENAME TO gone")
+        _, talk = process.communicate(timeout=60)
+    assert process.returncode == (130 if interrupted else 1), talk
+    assert ("The run ended before it could be judged" in talk) != interrupted
+    assert run_there(database, "SELECT nspname FROM pg_namespace WHERE nspname = 'pillarbox_torture'") == []
+    left = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
+    assert left == ({"stream.db", "kept"} if interrupted else set())
+
+
+def await_effects(url: str) -> None:
+    """Wait until a run has events in its ledger."""
+    until = time.monotonic() + 60
+    there = "SELECT to_regclass('pillarbox_torture.ledger') IS NOT NULL"
+    while run_there(url, there) != [(True,)] or run_there(url, "SELECT 1 FROM pillarbox_torture.ledger LIMIT 1") == []:
+        assert time.monotonic() < until, "no effect within 60 s"
+
+
+def run_there(url: str, sql: LiteralString) -> list[Any]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(sql)
+        return cursor.fetchall() if cursor.description else []
+
+
 def test_a_loss_is_found_and_the_command_that_repeats_it_is_named(tmp_path: Path) -> None:
     """What the broker loses, a consumer never sees: a message is taken out of its file as the run goes on."""
     thief = (
@@ -142,6 +203,8 @@ def test_a_database_or_a_broker_that_it_cannot_use_is_refused(tmp_path: Path) ->
     there.touch()
     for flag, url, says in (
         ("--database", f"sqlite:///{there}", "is there already: the torture makes a file of its own"),
+        ("--broker", f"sqlite:///{there}", "broker: sqlite:///"),
+        ("--broker", f"sqlite:///{there}", "is there already: the torture makes a file of its own"),
         ("--broker", "https://example.org/hook", "a webhook cannot be tortured: nobody consumes from it"),
         ("--broker", "stdout:", "the torture has no tap for stdout: it knows sqlite:, redis:"),
         ("--broker", "rabbitmq://host/?exchange=shop", "end the URL in ?exchange=pillarbox-torture"),

@@ -108,6 +108,12 @@ def test_the_management_api_is_beside_the_broker_unless_it_is_said_otherwise(url
         ("ftp://host", "write http://host:15672 or https://"),
         ("http://shop:secret@host", "without a user"),
         ("http://host", "http is unsafe: the password that amqps:// hides"),
+        ("http://[::1", "write http://host:15672 or https://"),
+        ("https://host:99999", "write http://host:15672 or https://"),
+        ("https://host:0", "write http://host:15672 or https://"),
+        ("https://ho st", "write http://host:15672 or https://"),
+        ("https://host/a b", "write http://host:15672 or https://"),
+        ("https://host/\r\nX-Odd: y", "write http://host:15672 or https://"),
     ],
 )
 def test_a_management_api_that_would_leak_the_password_is_refused(management: str, words: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pillarbox.errors import ConfigError, MissingExtra
+from pillarbox.torture.directory import remove_file
 
 SCHEMA = "pillarbox_torture"
 """Where everything is, on PostgreSQL: a schema of its own, dropped before and after."""
@@ -90,7 +91,8 @@ class SqliteBank:
         connection.close()
 
     def drop(self) -> None:
-        """The file is new, and goes with its directory."""
+        """The file is the run's own."""
+        remove_file(self._file)
 
 
 class PostgresBank:

@@ -1,9 +1,19 @@
-"""The directory of a demo or a torture: one that the user names and keeps, or one of its own that is thrown away."""
+"""The directory of a demo or a torture, which the user names and keeps, or one of its own that is thrown away; and
+files that a torture was told to make elsewhere."""
 
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_BESIDE = ("", "-wal", "-shm", "-journal", "-relay", "-consumers")
+"""What SQLite, relays and consumers put beside a file of theirs."""
+
+
+def remove_file(file: Path) -> None:
+    """Remove a file of SQLite that a run has made, and what is beside it."""
+    for ending in _BESIDE:
+        file.with_name(file.name + ending).unlink(missing_ok=True)
 
 
 def unusable(keep: Path) -> str | None:

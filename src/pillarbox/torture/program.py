@@ -29,10 +29,7 @@ def run(
     keep: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Torture on somebody's servers, or on files of its own; give the exit code."""
-    if database is not None and database.startswith("sqlite:") and Path(database.removeprefix("sqlite:///")).exists():
-        raise ConfigError(
-            f"database: {database} is there already: the torture makes a file of its own; name one that is not there"
-        )
+    database, broker = _new_file("database", database), _new_file("broker", broker)
     with open_directory(keep, "torture") as place:
         stage = GivenServers(database, broker, place)
         seed = secrets.randbelow(1_000_000) if seed is None else seed
@@ -58,7 +55,10 @@ def torture(
         except ProcessFailed as error:
             errors.print(f"{error}\nThe run ended before it could be judged; to repeat it: {command}", soft_wrap=True)
             return 1
-        one.clean_up()
+        finally:
+            left = one.clean_up(keep_files=kept)
+            for sentence in left:
+                errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
     judgements = judge(evidence)
     (place / "latency.svg").write_text(plot(latencies(evidence), evidence.facts["faults"], minutes * 60))
     if as_json:
@@ -70,7 +70,19 @@ def torture(
     findings = [finding for one in judgements for finding in one.findings]
     for sentence in [*findings[:MOST_FINDINGS], *([f"to repeat it: {command}"] if findings else [])]:
         errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
-    return 1 if findings else 0
+    return 1 if findings or left else 0
+
+
+def _new_file(setting: str, url: str | None) -> str | None:
+    """Name a file by its whole path, for processes that work elsewhere; refuse one that is there."""
+    if url is None or not url.startswith("sqlite:"):
+        return url
+    file = Path(url.removeprefix("sqlite:///"))
+    if file.exists():
+        raise ConfigError(
+            f"{setting}: {url} is there already: the torture makes a file of its own; name one that is not there"
+        )
+    return f"sqlite:///{file.resolve()}"
 
 
 def _command(database: str | None, broker: str | None, minutes: float, seed: int, groups: Collection[str]) -> str:

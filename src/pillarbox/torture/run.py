@@ -9,8 +9,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pillarbox.core.retry import words_of
 from pillarbox.torture import answers
-from pillarbox.torture.bank import bank_at
+from pillarbox.torture.bank import SCHEMA, bank_at
 from pillarbox.torture.cast import Cast
 from pillarbox.torture.clocks import Clocks, clean_up
 from pillarbox.torture.copies import copies_come_from, may_repeat, replayed
@@ -54,6 +55,7 @@ class Run:
         self._bank, self._tap = bank_at(stage.database), tap_at(stage.broker)
         self._struck: list[dict[str, Any]] = []
         self._started = self._last_fault = 0.0
+        self._to_remove: list[tuple[str, str, Callable[[], None]]] = []
 
     def go(self) -> Evidence:
         """Run, and give the evidence. In any case nothing is left running."""
@@ -72,14 +74,27 @@ class Run:
             clean_up(pids)
         return read(self._directory)
 
-    def clean_up(self) -> None:
-        """Remove what the run has made outside its directory."""
-        self._tap.remove(TOPICS)
-        for url in {self._stage.database, self._stage.ledger}:
-            bank_at(url).drop()
+    def clean_up(self, *, keep_files: bool) -> list[str]:
+        """Remove what the run has made, but not its directory, nor files of SQLite that are to be kept.
+
+        Each is removed by itself; say what is left.
+        """
+        left = []
+        for url, what, remove in self._to_remove:
+            if keep_files and url.startswith("sqlite:"):
+                continue
+            try:
+                remove()
+            except Exception as error:  # noqa: BLE001 - each client has its own
+                left.append(f"{what} could not be removed: {words_of(error)}; remove it by hand")
+        return left
 
     def _go(self, clocks: Clocks | None) -> None:
+        self._to_remove.append((self._stage.broker, "what was made at the broker", lambda: self._tap.remove(TOPICS)))
         self._tap.prepare(TOPICS)
+        for url in dict.fromkeys((self._stage.database, self._stage.ledger)):
+            what = "the database's file" if url.startswith("sqlite:") else f"the schema {SCHEMA}"
+            self._to_remove.append((url, what, bank_at(url).drop))
         self._programs.make_tables()
         relays = [lambda number=number: self._programs.relay(number) for number in range(RELAYS)]
         self._cast = Cast(relays, [self._programs.consumer] * CONSUMERS)

@@ -1,5 +1,6 @@
 """The address of a RabbitMQ: what the URL and the table [rabbitmq] say, checked before anything is opened."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,6 +15,9 @@ MOST_PREFETCHED = 2000
 """What quorum queues bear, by RabbitMQ's own advice."""
 SHORT = 255
 """Bytes that AMQP has for a name."""
+
+_UNSENDABLE = re.compile(r"[\x00-\x20\x7f]")
+"""What no request may have in its address."""
 
 _SCHEMES = {"rabbitmq": "amqp", "amqp": "amqp", "amqps": "amqps"}
 _FILES = ("cafile", "capath", "certfile", "keyfile")
@@ -87,8 +91,8 @@ def _management(parts: SplitResult, scheme: str, given: Mapping[str, Any]) -> st
         return f"https://{host}:15671" if scheme == "amqps" else f"http://{host}:15672"
     if text == "none":
         return ""
-    there = urlsplit(text)
-    if there.scheme not in ("http", "https") or not there.hostname or "@" in text or there.query or there.fragment:
+    there = _taken_apart(text)
+    if there is None or there.scheme not in ("http", "https") or "@" in text or there.query or there.fragment:
         raise ConfigError(
             "rabbitmq.management: write http://host:15672 or https://…, without a user, for it is the one of the"
             ' broker\'s URL; or "none"'
@@ -99,6 +103,17 @@ def _management(parts: SplitResult, scheme: str, given: Mapping[str, Any]) -> st
             " read; write https://…, or set unsafe = true as well"
         )
     return text.rstrip("/")
+
+
+def _taken_apart(url: str) -> SplitResult | None:
+    """Take a URL with a host apart; None if nobody could open it."""
+    if _UNSENDABLE.search(url):
+        return None
+    try:
+        parts = urlsplit(url)
+        return parts if parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

@@ -4,7 +4,8 @@ import asyncio
 import json
 import ssl
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import quote, unquote, urlsplit
@@ -16,9 +17,17 @@ from pillarbox.core.retry import words_of
 PATIENCE = 5.0
 """Seconds in which it must answer."""
 NOT_TOLD = (401, 403)
+_REFUSED = object()
 _QUEUE = "name,type,durable,arguments,policy,effective_policy_definition"
 
 Thing = dict[str, Any]
+_Shape = Mapping[str, type]
+"""The names that a thing must have, and what they are."""
+_OVERVIEW: _Shape = {"rabbitmq_version": str}
+_EXCHANGE: _Shape = {"name": str, "type": str}
+_BINDING: _Shape = dict.fromkeys(("source", "destination", "destination_type", "routing_key"), str)
+_QUEUED: _Shape = {"name": str, "durable": bool}
+_POLICY: _Shape = {"name": str, "pattern": str, "apply-to": str, "priority": int, "definition": dict}
 
 
 class Untold(Exception):
@@ -39,7 +48,7 @@ class Host(NamedTuple):
 
 async def ask(address: Address) -> Host:
     """Ask for all of it. Raises Untold."""
-    return await asyncio.to_thread(_Management(address).host)
+    return await asyncio.to_thread(lambda: _Management(address).host())
 
 
 class _Stay(HTTPRedirectHandler):
@@ -62,12 +71,20 @@ class _Management:
     def host(self) -> Host:
         vhost = self._vhost
         return Host(
-            self._get("overview")["rabbitmq_version"],
-            self._get(f"exchanges/{vhost}"),
-            self._get(f"bindings/{vhost}"),
-            self._get(f"queues/{vhost}?columns={_QUEUE}"),
-            self._get(f"policies/{vhost}", may_refuse=True),
+            _shaped("overview", self._get("overview"), _OVERVIEW)["rabbitmq_version"],
+            self._list(f"exchanges/{vhost}", _EXCHANGE),
+            self._list(f"bindings/{vhost}", _BINDING),
+            self._list(f"queues/{vhost}?columns={_QUEUE}", _QUEUED),
+            self._list(f"policies/{vhost}", _POLICY, may_refuse=True),
         )
+
+    def _list(self, path: str, shape: _Shape, *, may_refuse: bool = False) -> Any:
+        told = self._get(path, may_refuse=may_refuse)
+        if told is _REFUSED:
+            return None
+        if not isinstance(told, list):
+            raise _odd(path)
+        return [_shaped(path, one, shape) for one in told]
 
     def _get(self, path: str, *, may_refuse: bool = False) -> Any:
         request = Request(f"{self._url}/api/{path}", headers=self._headers)
@@ -78,20 +95,43 @@ class _Management:
             error.close()
             if error.code in NOT_TOLD:
                 if may_refuse:
-                    return None
+                    return _REFUSED
                 raise Untold(f"it refuses the user {self._user} ({error.code}), who needs the tag management") from None
             raise Untold(f"it answers {error.code} {error.reason}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Untold(words_of(getattr(error, "reason", error))) from None
+        except HTTPException as error:
+            raise Untold(
+                f"what answers speaks no HTTP, or breaks off ({type(error).__name__}): see that rabbitmq.management"
+                " has the port of the management API, not of AMQP"
+            ) from None
+
+
+def _shaped(path: str, told: Any, shape: _Shape) -> Thing:
+    if not isinstance(told, dict) or not all(isinstance(told.get(name), kind) for name, kind in shape.items()):
+        raise _odd(path)
+    return told
+
+
+def _odd(path: str) -> Untold:
+    return Untold(
+        f"what answers to /api/{path.partition('?')[0]} is not RabbitMQ's management API: see that"
+        " rabbitmq.management leads to it"
+    )
 
 
 def _tls(address: Address) -> ssl.SSLContext:
-    """Take the certificates that the broker's URL names."""
+    """Take the certificates that the broker's URL names. Raises Untold."""
     given = dict(pair.split("=", 1) for pair in urlsplit(address.url).query.split("&"))
     files = {name: unquote(value) for name, value in given.items()}
-    context = ssl.create_default_context(cafile=files.get("cafile"), capath=files.get("capath"))
-    if "certfile" in files:
-        context.load_cert_chain(files["certfile"], files.get("keyfile"))
+    try:
+        context = ssl.create_default_context(cafile=files.get("cafile"), capath=files.get("capath"))
+        if "certfile" in files:
+            context.load_cert_chain(files["certfile"], files.get("keyfile"))
+    except (OSError, ValueError) as error:
+        raise Untold(
+            f"what cafile, capath, certfile or keyfile name cannot be used for TLS: {words_of(error)}"
+        ) from None
     if "no_verify_ssl" in files:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
