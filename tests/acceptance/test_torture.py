@@ -79,6 +79,7 @@ def on_servers_of_its_own(*words: str, timeout: float = 500) -> dict[str, Any]:
     return held(subprocess.run(command, capture_output=True, text=True, timeout=timeout))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_on_servers_that_are_killed_and_fail_over_every_promise_holds(record_property: Any) -> None:
     skip_unless_ours()
