@@ -14,8 +14,9 @@ import pytest
 
 from pillarbox.brokers.sqlite.file import connect
 from pillarbox.torture.cast import Cast, Member
+from pillarbox.torture.deeds import Operator
 from pillarbox.torture.faults import GROUPS
-from pillarbox.torture.processes import Processes
+from pillarbox.torture.processes import Process, Processes
 from pillarbox.torture.stage import GivenServers, offered
 from pillarbox.torture.taps import tap_at
 from pillarbox.torture.writer import TOPICS
@@ -236,3 +237,23 @@ def test_who_kills_himself_is_started_again_and_that_is_a_fault(tmp_path: Path) 
             cast.look()
         assert time.time() - 30 < cast.killed_itself_at <= time.time()
         assert (cast.relay_deaths, cast.words, cast.consumers[0].deaths) == (0, [], 1)
+
+
+def test_a_command_that_counts_is_typed_until_it_has_done_what_it_says(tmp_path: Path) -> None:
+    words = "import sys; sys.exit(3 if int(sys.argv[1]) < 3 else 4)"
+    (tmp_path / "resume.py").write_text(words)
+    with Processes(tmp_path) as processes:
+        started: list[str] = []
+
+        def start(word: str, *, ledger: bool) -> Process:
+            started.append(word)
+            return processes.start(
+                f"{word}-{len(started)}", word, str(len(started)), environment={"PYTHONPATH": str(tmp_path)}
+            )
+
+        operator, until = Operator(start), time.monotonic() + 30
+        operator.type("resume", insisting=True)
+        operator.type("resume")
+        while not operator.is_done:
+            assert time.monotonic() < until
+        assert started == ["resume"] * 4

@@ -1,6 +1,7 @@
 """What can be done on anybody's servers: to processes that the torture has started, and by commands."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from pillarbox.torture.cast import Cast, Member
 from pillarbox.torture.clocks import Clocks
@@ -9,10 +10,11 @@ from pillarbox.torture.processes import Process
 from pillarbox.torture.stage import Deed
 from pillarbox.torture.writer import TOPICS
 
+PAUSE = "pause a topic"
 REPEAT_NOTHING = frozenset(
     (
         *(f"{what} a {who}" for who in ("relay", "consumer") for what in ("kill", "stop")),  # deaths count themselves
-        *("freeze a consumer", "replay", "prune", "pause a topic", "retry dead events", "flush the hint"),
+        *("freeze a consumer", "replay", "prune", PAUSE, "retry dead events", "flush the hint"),
         *("hold a write transaction", "hold a snapshot", "kill the ledger's database"),
         *("set a relay's clock forward", "set a relay's clock back"),
     )
@@ -20,28 +22,49 @@ REPEAT_NOTHING = frozenset(
 """Faults after which nothing is published again; what a replay repeats, it counts."""
 
 
+DONE = (0, 4)
+"""How a command ends that has done what it was to do, or has found it done."""
+
+
+class Typed(NamedTuple):
+    """A command that is typed, or will be."""
+
+    words: Sequence[str]
+    ledger: bool
+    insisting: bool
+
+
 class Operator:
     """Somebody who types commands one after the other. However they end, the tables are what is judged."""
 
     def __init__(self, start: Callable[..., Process]) -> None:
         self._start = start
-        self._coming: list[Callable[[], Process]] = []
-        self._running: Process | None = None
+        self._coming: list[Typed] = []
+        self._running: tuple[Typed, Process] | None = None
 
-    def type(self, *words: str, ledger: bool = False) -> None:
-        """Run a command after the ones before, and do not wait for it."""
-        self._coming.append(lambda: self._start(*words, ledger=ledger))
+    def type(self, *words: str, ledger: bool = False, insisting: bool = False) -> None:
+        """Run a command after the ones before, and do not wait for it; `insisting`, until it has done what it says."""
+        self._coming.append(Typed(words, ledger, insisting))
         self.look()
 
     def look(self) -> None:
         """Run the next command, if the one before has ended."""
-        if self._coming and (self._running is None or not self._running.lives):
-            self._running = self._coming.pop(0)()
+        if self._running is not None:
+            typed, process = self._running
+            if process.lives:
+                return
+            self._running = None
+            if typed.insisting and process.code not in DONE:
+                self._coming.insert(0, typed)
+        if self._coming:
+            typed = self._coming.pop(0)
+            self._running = typed, self._start(*typed.words, ledger=typed.ledger)
 
     @property
     def is_done(self) -> bool:
         """Nothing is left to type, and the last command has ended."""
-        return not self._coming and (self._running is None or not self._running.lives)
+        self.look()
+        return self._running is None
 
 
 class Deeds:
@@ -56,7 +79,7 @@ class Deeds:
             "replay": Deed(lambda one: self._type("replay", "--topic", _topic(one), "--since", "2 s", "--yes")),
             "prune": Deed(lambda one: self._type("prune", "--set", "retention.published=none", "--yes")),
             "retry dead events": Deed(self._retry),
-            "pause a topic": Deed(
+            PAUSE: Deed(
                 lambda one: self._type("pause", _topic(one), "--why", "torture"),
                 lambda one: self._type("resume", _topic(one)),
             ),

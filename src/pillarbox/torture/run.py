@@ -15,7 +15,7 @@ from pillarbox.torture.bank import SCHEMA, bank_at
 from pillarbox.torture.cast import Cast
 from pillarbox.torture.clocks import Clocks, clean_up
 from pillarbox.torture.copies import copies_come_from, may_repeat, replayed
-from pillarbox.torture.deeds import Deeds, Operator
+from pillarbox.torture.deeds import PAUSE, Deeds, Operator
 from pillarbox.torture.evidence import Evidence, read
 from pillarbox.torture.faults import DEADLY, Strike, named, plan
 from pillarbox.torture.judge import DEAD_LETTER, REST
@@ -107,6 +107,9 @@ class Run:
         (self._directory / "stop").touch()
         for writer in writers:
             writer.finish()
+        if PAUSE in self._offered:  # its end may have met a database that was away, or be lost by a failover
+            for topic in TOPICS:
+                self._operator.type("resume", topic, insisting=True)
         rest = self._rest()
         self._write_down(rest)
         for member in [*self._cast.relays, *self._cast.consumers]:
