@@ -259,6 +259,8 @@ class KafkaFacts:
     largest: int
     """The largest message in bytes that the relay would send."""
     topics: Sequence[KafkaTopic]
+    misnamed: Sequence[str] = ()
+    """What no topic can be called."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -449,3 +449,14 @@ async def test_what_is_wrong_with_topics_of_kafka_is_found(kafka: Kafka) -> None
     assert await found("unclean") == [("problem", "unclean elections"), alone]
     assert await found("small") == [alone, ("note", "size of messages")]
     assert await found("nowhere") == [("note", "topics")]
+
+
+async def test_a_name_that_no_topic_of_kafka_can_have_is_found_and_hides_no_other_row(kafka: Kafka) -> None:
+    topics = Topics(kafka)
+    topics.make("unclean", config={"unclean.leader.election.enable": "true"})
+    impossible, unclean, _ = await troubles(kafka.url, "a b", topics.full("unclean"))
+    assert (impossible.severity, impossible.check) == ("problem", "topics")
+    assert impossible.line.startswith(
+        "no topic of Kafka can be called 'a b': every event for it is dead in one attempt"
+    )
+    assert unclean.check == "unclean elections"

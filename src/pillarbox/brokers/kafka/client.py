@@ -41,6 +41,8 @@ TAKEN_OVER = (
 )
 """Another member holds it now, or will in a moment."""
 
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+
 _logger = logging.getLogger("pillarbox.brokers.kafka")
 # They tell nothing that the outcomes do not, or that anybody could change.
 _IDLE_TALK = ("CONFWARN", "GETPID", "FAIL", "ERROR", "FATAL", "TERMINATE", "COMMITFAIL", "REQTMOUT", "MAXPOLL")
@@ -124,13 +126,19 @@ def replication(options: KafkaOptions, patience: float, journal: Journal) -> Rep
 def topic_settings(
     options: KafkaOptions, topics: Sequence[str], patience: float, journal: Journal
 ) -> dict[str, dict[str, str] | KafkaError]:
-    """Ask for the settings of topics, and wait for at most `patience` seconds; give them, or why not."""
+    """Ask for the settings of topics, and wait for at most `patience` seconds; give them, or why not. What cannot be
+    the name of a topic is not asked for."""
     client = _make_admin(options, journal)
-    wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+    wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics if can_be_topic(topic)]
     asked = client.describe_configs(wanted, request_timeout=patience) if wanted else {}
     found = {resource.name: _values(answer) for resource, answer in asked.items()}
     client.poll(0)  # which writes into the journal why nobody was reached
     return found
+
+
+def can_be_topic(name: str) -> bool:
+    """Say whether Kafka lets a topic have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def make_topics(

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from pillarbox.brokers.kafka.client import TOPIC_UNKNOWN, Journal, KafkaError, replication, topic_settings
+from pillarbox.brokers.kafka.client import TOPIC_UNKNOWN, Journal, KafkaError, can_be_topic, replication, topic_settings
 from pillarbox.brokers.kafka.keeping import PATIENCE
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.errors import BrokerUnavailable
@@ -35,7 +35,8 @@ class KafkaLooking:
                 words = journal.last_words() or settings.str()
                 raise BrokerUnavailable(f"Kafka does not describe the topic {topic}: {words}")
         largest = int(self._options.properties.get("message.max.bytes", LARGEST))
-        return KafkaFacts(found.brokers, largest, described)
+        misnamed = [topic for topic in topics if not can_be_topic(topic)]
+        return KafkaFacts(found.brokers, largest, described, misnamed)
 
 
 def topic_of(name: str, replicas: int, settings: dict[str, str]) -> KafkaTopic:
