@@ -261,6 +261,8 @@ class KafkaFacts:
     topics: Sequence[KafkaTopic]
     misnamed: Sequence[str] = ()
     """What no topic can be called."""
+    makes_topics: bool | None = None
+    """The brokers make a topic that is not there; None if they do not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,15 @@ def test_replicas_that_are_not_known_are_not_judged() -> None:
     assert kafka(replicas=0) == []
 
 
+@pytest.mark.parametrize(("makes", "severity"), [(False, "problem"), (True, "note"), (None, "note")])
+def test_a_topic_that_is_not_there_is_a_problem_where_kafka_makes_none(makes: bool | None, severity: str) -> None:
+    broker = KafkaFacts(3, 1_000_000, [], makes_topics=makes)
+    facts = Facts(Settings(), datetime(2026, 1, 1, tzinfo=UTC), topics=["ordres"], kept=[], broker=broker)
+    (finding,) = [one for one in examine(facts) if one.severity != "fine"]
+    assert (finding.severity, finding.check) == (severity, "topics")
+    assert ("every event for it is dead in one attempt" in finding.line) is (severity == "problem")
+
+
 @pytest.mark.parametrize("name", ["orders", "Order.events_v-2", "x" * 249, "..."])
 def test_what_a_topic_may_be_called(name: str) -> None:
     assert can_be_topic(name)

@@ -101,9 +101,9 @@ def _make_admin(options: KafkaOptions, journal: Journal) -> AdminClient:
 
 
 class Replication(NamedTuple):
-    """How many brokers there are, and how many replicas each topic has: of the partition that has the fewest."""
+    """Which brokers there are, and how many replicas each topic has: of the partition that has the fewest."""
 
-    brokers: int
+    brokers: list[int]
     replicas: dict[str, int]
 
 
@@ -120,7 +120,7 @@ def replication(options: KafkaOptions, patience: float, journal: Journal) -> Rep
         name: min((len(partition.replicas) for partition in topic.partitions.values()), default=0)
         for name, topic in found.topics.items()
     }
-    return Replication(len(found.brokers), replicas)
+    return Replication(list(found.brokers), replicas)
 
 
 def topic_settings(
@@ -134,6 +134,15 @@ def topic_settings(
     found = {resource.name: _values(answer) for resource, answer in asked.items()}
     client.poll(0)  # which writes into the journal why nobody was reached
     return found
+
+
+def makes_topics(options: KafkaOptions, broker: int, patience: float, journal: Journal) -> bool | None:
+    """Ask a broker whether it makes a topic that is not there; None if it does not tell."""
+    wanted = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+    client = _make_admin(options, journal)  # what it was asked for ends with it
+    found = _values(client.describe_configs([wanted], request_timeout=patience)[wanted])
+    said = None if isinstance(found, KafkaError) else found.get("auto.create.topics.enable")
+    return None if said is None else said == "true"
 
 
 def can_be_topic(name: str) -> bool:
