@@ -259,6 +259,10 @@ class KafkaFacts:
     largest: int
     """The largest message in bytes that the relay would send."""
     topics: Sequence[KafkaTopic]
+    misnamed: Sequence[str] = ()
+    """What no topic can be called."""
+    makes_topics: bool | None = None
+    """The brokers make a topic that is not there; None if they do not tell."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pillarbox.settings import Settings
 from pillarbox.settings.tables import split_place
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.telemetry.http import Answer, HttpServer, Page, said
-from pillarbox.telemetry.probes import AwaitedCanary, Probes
+from pillarbox.telemetry.probes import AwaitedCanary, Outside, Probes
 
 if TYPE_CHECKING:
     from pillarbox.telemetry.prometheus import RelayMetrics
@@ -96,10 +96,14 @@ def serve_consumer(consumer: Consumer, settings: Settings, hooks: Hooks, topics:
     health = settings.health
     if health.listen is None:
         return Serving(nullcontext(), hooks)
-    problems = None
+    listeners: list[Outside | AwaitedCanary] = [Outside()]
     if health.canary is not None and health.canary_topic in topics:
-        awaited = AwaitedCanary(overdue_after(health.canary, health.oldest_pending).total_seconds())
-        problems, hooks = awaited.problems, hooks.also(awaited)
+        listeners.append(AwaitedCanary(overdue_after(health.canary, health.oldest_pending).total_seconds()))
+    hooks = hooks.also(*listeners)
+
+    async def problems() -> Sequence[str]:
+        return [kind for listener in listeners for kind in await listener.problems()]
+
     probes = Probes(
         lambda: consumer.stopping, lambda: consumer.pulse.beats, begun=lambda: consumer.started, problems=problems
     )

@@ -247,6 +247,13 @@ async def test_streams_that_are_well_yield_nothing(nats: str) -> None:
     assert await troubles(nats, "orders", "orders.late", "mails") == []
 
 
+async def test_a_subject_that_no_stream_takes_is_found(nats: str) -> None:
+    await make_stream(nats, "ORDERS", "orders")
+    (finding,) = await troubles(nats, "orders", "ordres")
+    assert (finding.severity, finding.check) == ("problem", "topics")
+    assert finding.line.startswith("no stream of NATS takes the subject ordres: every event for it is dead in one att")
+
+
 async def test_a_stream_that_drops_its_oldest_messages_is_found_once(nats: str) -> None:
     await make_stream(nats, "ORDERS", "orders", "mails", max_bytes=1_000_000)
     (finding,) = await troubles(nats, "orders", "mails")
@@ -448,4 +455,15 @@ async def test_what_is_wrong_with_topics_of_kafka_is_found(kafka: Kafka) -> None
     assert await found("stuck") == [("problem", "replicas in sync"), alone]
     assert await found("unclean") == [("problem", "unclean elections"), alone]
     assert await found("small") == [alone, ("note", "size of messages")]
-    assert await found("nowhere") == [("note", "topics")]
+    assert await found("nowhere") == [("problem", "topics")]
+
+
+async def test_a_name_that_no_topic_of_kafka_can_have_is_found_and_hides_no_other_row(kafka: Kafka) -> None:
+    topics = Topics(kafka)
+    topics.make("unclean", config={"unclean.leader.election.enable": "true"})
+    impossible, unclean, _ = await troubles(kafka.url, "a b", topics.full("unclean"))
+    assert (impossible.severity, impossible.check) == ("problem", "topics")
+    assert impossible.line.startswith(
+        "no topic of Kafka can be called 'a b': every event for it is dead in one attempt"
+    )
+    assert unclean.check == "unclean elections"

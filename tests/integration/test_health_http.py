@@ -347,6 +347,19 @@ async def test_a_consumer_that_drains_is_not_ready_and_lives(shop: HealthShop) -
         go_on.set()
 
 
+async def test_a_consumer_whose_broker_is_away_says_so_lives_and_stays_in_service(shop: HealthShop) -> None:
+    broker = MemoryBroker()
+    async with serving_consumer(shop, broker):
+        broker.down = True
+        await shop.moments.until(Moment.BROKER_AWAY)
+        answer = await shop.get("/readyz")
+        assert (answer.status_code, answer.json()) == (200, {"status": "degraded", "problems": ["broker away"]})
+        assert (await shop.get("/livez")).status_code == 200
+        broker.heal()
+        await shop.moments.until(Moment.BROKER_BACK)
+        assert (await shop.get("/readyz")).json() == {"status": "ready", "problems": []}
+
+
 async def test_a_consumer_that_is_stuck_does_not_live(shop: HealthShop, monkeypatch: pytest.MonkeyPatch) -> None:
     turning, go_on = asyncio.Event(), asyncio.Event()
 

@@ -19,9 +19,11 @@ from pillarbox.dbapi import Inbox
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.testing.contracts.publisher import answers, batch, bodies
 from pillarbox.testing.contracts.subscriber import receive, texts
+from pillarbox.testing.contracts.subscriber_bench import is_away
 from servers.kafka import Kafka
+from tests.conftest import installed
 from tests.integration.kafka_topics import Topics
-from tests.integration.relay_shop import RelayShop, until
+from tests.integration.relay_shop import RelayShop, until, until_true
 
 QUICK = {"session.timeout.ms": 1500, "heartbeat.interval.ms": 200}
 MakeMember = Callable[[], KafkaSubscriber]
@@ -177,6 +179,32 @@ async def test_a_member_that_may_not_join_the_group_says_so(kafka: Kafka, topics
     with pytest.raises(BrokerUnavailable, match="authorization failed"):
         await denied.deliveries(1, 20)
     await denied.close()
+
+
+@pytest.mark.soak
+async def test_a_member_comes_back_from_an_outage_longer_than_its_session(caplog: pytest.LogCaptureFixture) -> None:
+    """Its client takes it for expelled meanwhile, though nobody else has its place."""
+    with installed(Kafka) as server:
+        topics = Topics(server)
+        topics.make("orders")
+        options = KafkaOptions.read(server.url.removeprefix("kafka:"), QUICK)
+        subscriber = KafkaSubscriber(options, consumer=topics.full("billing"), topics=[topics.full("orders")])
+        await publish(topics, batch("a"))
+        await subscriber.acknowledge(await receive(subscriber, 1))
+        await asyncio.to_thread(server.kill)
+
+        async def is_lost() -> bool:
+            return await is_away(subscriber.deliveries(1, 0.1)) and "SESSTMOUT" in caplog.text
+
+        async def is_back() -> bool:
+            return not await is_away(subscriber.deliveries(0, 0.1))
+
+        await until_true(is_lost, 30)
+        await asyncio.to_thread(server.restart)
+        await publish(topics, batch("a", first=2))
+        await until_true(is_back, 30)
+        assert texts(await receive(subscriber, 1)) == [b"a2"]
+        await subscriber.close()
 
 
 async def test_an_event_goes_from_an_outbox_through_kafka_into_an_inbox_once(

@@ -50,7 +50,7 @@ async def test_nats_keeps_a_subject_as_long_as_its_stream_says(nats: str) -> Non
     assert await severities(nats, "orders") == ["problem", "fine"]
     assert await severities(nats, "mails") == ["note", "fine"]
     assert await severities(nats, "jobs") == ["fine", "fine"]
-    assert await severities(nats, "nowhere") == ["note", "fine"]
+    assert await severities(nats, "nowhere") == ["problem", "fine"]
 
 
 async def test_a_nats_that_is_away_is_told() -> None:
@@ -78,7 +78,7 @@ async def test_kafka_keeps_a_topic_as_long_as_its_settings_say(topics: Topics) -
         ["note", "fine"],
         ["note", "fine"],
     ]
-    assert await severities(broker, topics.full("nowhere")) == ["note", "fine"]
+    assert await severities(broker, topics.full("nowhere")) == ["problem", "fine"]
 
 
 @pytest.mark.soak

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pillarbox.admin.doctor import Facts, Finding, examine
+from pillarbox.brokers.kafka.client import can_be_topic
 from pillarbox.facts import KafkaFacts, KafkaTopic
 from pillarbox.settings import Settings
 
@@ -48,3 +49,22 @@ def test_too_few_and_too_many_in_sync_are_told(replicas: int, least: int, severi
 
 def test_replicas_that_are_not_known_are_not_judged() -> None:
     assert kafka(replicas=0) == []
+
+
+@pytest.mark.parametrize(("makes", "severity"), [(False, "problem"), (True, "note"), (None, "note")])
+def test_a_topic_that_is_not_there_is_a_problem_where_kafka_makes_none(makes: bool | None, severity: str) -> None:
+    broker = KafkaFacts(3, 1_000_000, [], makes_topics=makes)
+    facts = Facts(Settings(), datetime(2026, 1, 1, tzinfo=UTC), topics=["ordres"], kept=[], broker=broker)
+    (finding,) = [one for one in examine(facts) if one.severity != "fine"]
+    assert (finding.severity, finding.check) == (severity, "topics")
+    assert ("every event for it is dead in one attempt" in finding.line) is (severity == "problem")
+
+
+@pytest.mark.parametrize("name", ["orders", "Order.events_v-2", "x" * 249, "..."])
+def test_what_a_topic_may_be_called(name: str) -> None:
+    assert can_be_topic(name)
+
+
+@pytest.mark.parametrize("name", ["a b", "", ".", "..", "x" * 250, "überweisung", "orders\n", "shop/orders"])
+def test_what_no_topic_can_be_called(name: str) -> None:
+    assert not can_be_topic(name)

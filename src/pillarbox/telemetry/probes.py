@@ -77,6 +77,29 @@ class AwaitedCanary:
         return ["canary"] if self._now() - self._last > self._patience else []
 
 
+_OUTSIDE = {
+    Moment.BROKER_AWAY: ("broker away", True),
+    Moment.BROKER_BACK: ("broker away", False),
+    Moment.STORE_AWAY: ("database", True),
+    Moment.STORE_BACK: ("database", False),
+}
+
+
+class Outside:
+    """Listens to a consumer, and finds it a problem while its broker or its database is away."""
+
+    def __init__(self) -> None:
+        self._away: dict[str, bool] = {}
+
+    def __call__(self, moment: Moment, facts: Facts) -> None:
+        if moment in _OUTSIDE:
+            kind, away = _OUTSIDE[moment]
+            self._away[kind] = away
+
+    async def problems(self) -> Sequence[str]:
+        return [kind for kind, away in self._away.items() if away]
+
+
 def _answer(status: HTTPStatus, word: str, problems: Sequence[str] = ()) -> Answer:
     """Answer with a word; of problems only their kinds are told, for their texts are not for everybody."""
     body = json.dumps({"status": word, "problems": list(problems)})

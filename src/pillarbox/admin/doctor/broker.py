@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 
 from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.facts import BrokerFacts, KafkaFacts, NatsFacts
+
+DEAD = "every event for it is dead in one attempt"
 
 
 def _away(facts: Facts) -> Iterator[Trouble]:
@@ -20,7 +23,30 @@ def _topics(facts: Facts) -> Iterator[Trouble]:
     known = {kept.topic for kept in facts.kept}
     for topic in facts.topics:
         if topic not in known:
-            yield Trouble("note", f"the broker has no topic {topic}, so nothing is known of it; is its name right?")
+            yield _missing(topic, facts.broker)
+
+
+def _missing(topic: str, broker: BrokerFacts | None) -> Trouble:
+    match broker:
+        case KafkaFacts(misnamed=names) if topic in names:
+            line = (
+                f"no topic of Kafka can be called {topic!r}: {DEAD}; a name has at most 249 letters (without accents),"
+                " digits, dots, underscores and hyphens: mend it where the application names it"
+            )
+            return Trouble("problem", line)
+        case KafkaFacts(makes_topics=False):
+            line = (
+                f"Kafka has no topic {topic}, and makes none by itself (auto.create.topics.enable): {DEAD}; create it,"
+                " or mend its name"
+            )
+            return Trouble("problem", line, (f"kafka-topics.sh --create --topic {topic}",))
+        case NatsFacts():
+            line = (
+                f"no stream of NATS takes the subject {topic}: {DEAD}; create one, add the subject to a stream, or mend"
+                " its name"
+            )
+            return Trouble("problem", line)
+    return Trouble("note", f"the broker has no topic {topic}, so nothing is known of it; is its name right?")
 
 
 BROKER: Checks = {"broker": _away}

@@ -41,6 +41,8 @@ TAKEN_OVER = (
 )
 """Another member holds it now, or will in a moment."""
 
+_NAME = re.compile(r"(?!\.{1,2}\Z)[A-Za-z0-9._-]{1,249}")
+
 _logger = logging.getLogger("pillarbox.brokers.kafka")
 # They tell nothing that the outcomes do not, or that anybody could change.
 _IDLE_TALK = ("CONFWARN", "GETPID", "FAIL", "ERROR", "FATAL", "TERMINATE", "COMMITFAIL", "REQTMOUT", "MAXPOLL")
@@ -99,9 +101,9 @@ def _make_admin(options: KafkaOptions, journal: Journal) -> AdminClient:
 
 
 class Replication(NamedTuple):
-    """How many brokers there are, and how many replicas each topic has: of the partition that has the fewest."""
+    """Which brokers there are, and how many replicas each topic has: of the partition that has the fewest."""
 
-    brokers: int
+    brokers: list[int]
     replicas: dict[str, int]
 
 
@@ -118,19 +120,34 @@ def replication(options: KafkaOptions, patience: float, journal: Journal) -> Rep
         name: min((len(partition.replicas) for partition in topic.partitions.values()), default=0)
         for name, topic in found.topics.items()
     }
-    return Replication(len(found.brokers), replicas)
+    return Replication(list(found.brokers), replicas)
 
 
 def topic_settings(
     options: KafkaOptions, topics: Sequence[str], patience: float, journal: Journal
 ) -> dict[str, dict[str, str] | KafkaError]:
-    """Ask for the settings of topics, and wait for at most `patience` seconds; give them, or why not."""
+    """Ask for the settings of topics, and wait for at most `patience` seconds; give them, or why not. What cannot be
+    the name of a topic is not asked for."""
     client = _make_admin(options, journal)
-    wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics]
+    wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in topics if can_be_topic(topic)]
     asked = client.describe_configs(wanted, request_timeout=patience) if wanted else {}
     found = {resource.name: _values(answer) for resource, answer in asked.items()}
     client.poll(0)  # which writes into the journal why nobody was reached
     return found
+
+
+def makes_topics(options: KafkaOptions, broker: int, patience: float, journal: Journal) -> bool | None:
+    """Ask a broker whether it makes a topic that is not there; None if it does not tell."""
+    wanted = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+    client = _make_admin(options, journal)  # what it was asked for ends with it
+    found = _values(client.describe_configs([wanted], request_timeout=patience)[wanted])
+    said = None if isinstance(found, KafkaError) else found.get("auto.create.topics.enable")
+    return None if said is None else said == "true"
+
+
+def can_be_topic(name: str) -> bool:
+    """Say whether Kafka lets a topic have this name."""
+    return _NAME.fullmatch(name) is not None
 
 
 def make_topics(

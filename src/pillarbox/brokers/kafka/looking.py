@@ -3,7 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 
-from pillarbox.brokers.kafka.client import TOPIC_UNKNOWN, Journal, KafkaError, replication, topic_settings
+from pillarbox.brokers.kafka.client import (
+    TOPIC_UNKNOWN,
+    Journal,
+    KafkaError,
+    can_be_topic,
+    makes_topics,
+    replication,
+    topic_settings,
+)
 from pillarbox.brokers.kafka.keeping import PATIENCE
 from pillarbox.brokers.kafka.options import KafkaOptions
 from pillarbox.errors import BrokerUnavailable
@@ -35,7 +43,9 @@ class KafkaLooking:
                 words = journal.last_words() or settings.str()
                 raise BrokerUnavailable(f"Kafka does not describe the topic {topic}: {words}")
         largest = int(self._options.properties.get("message.max.bytes", LARGEST))
-        return KafkaFacts(found.brokers, largest, described)
+        misnamed = [topic for topic in topics if not can_be_topic(topic)]
+        by_itself = makes_topics(self._options, found.brokers[0], PATIENCE, journal) if found.brokers else None
+        return KafkaFacts(len(found.brokers), largest, described, misnamed, by_itself)
 
 
 def topic_of(name: str, replicas: int, settings: dict[str, str]) -> KafkaTopic:

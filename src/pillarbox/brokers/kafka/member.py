@@ -63,10 +63,13 @@ class Member:
         """Why nothing comes; None while all is well."""
 
     def take(self, room: int) -> list[Delivery]:
-        """Give out at most so many records that were read; called on the loop."""
+        """Give out at most so many records that were read; called on the loop. Raises BrokerUnavailable while nothing
+        comes: who asks in vain asks all the same, for a member that was expelled comes back only if somebody asks."""
         found: list[Delivery] = []
         with self._lock:
             self._wanted = True
+            if self.away is not None:
+                raise BrokerUnavailable(self.away)
             while len(found) < room and (record := self._reading.first()) is not None:
                 partition = self._held[name_of(record)]
                 if partition.is_full:

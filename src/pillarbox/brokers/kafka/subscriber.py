@@ -37,6 +37,8 @@ class KafkaSubscriber:
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         self._check()
+        if self._member.away is not None:
+            raise BrokerUnavailable(self._member.away)
         done = self._member.acknowledge([delivery.place for delivery in deliveries])
         try:
             async with asyncio.timeout(PATIENCE):
@@ -68,8 +70,6 @@ class KafkaSubscriber:
     def _check(self) -> None:
         if self._closed:
             raise BrokerUnavailable("this subscriber is closed: make a new one")
-        if self._member.away is not None:
-            raise BrokerUnavailable(self._member.away)
 
     def _next(self, room: int) -> list[Delivery]:
         self._check()
