@@ -71,8 +71,10 @@ class EncodeError(CodecError):
 class DecodeError(CodecError):
     """The bytes are not what their content type or the handler's model says."""
 
-    brief: str | None = None
-    """What it says without anything that the event carries, if the whole says more: for logs."""
+    def __init__(self, text: str, brief: str | None = None) -> None:
+        super().__init__(text)
+        self.brief = brief
+        """What it says without anything that the event carries, if the whole says more: for logs."""
 
 
 class StoreError(PillarboxError):

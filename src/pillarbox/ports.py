@@ -304,6 +304,10 @@ class Stats:
     """How many are pending where they are not counted: an estimate by ids, which have gaps. None if there is none."""
     parked_by_topic: dict[str, dict[Status, int]] = field(default_factory=dict)
     """Of each topic the retrying, blocked, delayed and dead ones; of each state the first 10,000."""
+    overdue_by_topic: dict[str, int] = field(default_factory=dict)
+    """Of each topic the delayed ones whose time has come, of the first 10,000: with a relay at work they go at once."""
+    oldest_due_at: datetime | None = None
+    """When the time of the first of those came."""
     blocked_lines: int = 0
     """In so many lines, which are mostly aggregates, the next event has to wait behind a retrying or dead one."""
     published_lately: int = 0
@@ -322,6 +326,12 @@ class Stats:
     """Whether a consumer has its inbox here."""
     slot: SlotSeen | None = None
     canary: CanarySeen | None = None
+
+    @property
+    def oldest_waiting_at(self) -> datetime | None:
+        """Since when the oldest waits that a relay could carry now: a pending one, or a delayed one that is due."""
+        times = [at for at in (self.oldest_pending_at, self.oldest_due_at) if at is not None]
+        return min(times, default=None)
 
 
 @dataclass(frozen=True, slots=True)

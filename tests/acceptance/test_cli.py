@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -574,6 +575,14 @@ def test_relay_once_tells_of_a_pause_in_a_json_line(configured: "Shop") -> None:
     done = configured.type("pillarbox relay once --json")
     assert json.loads(done.stdout) == {"published": 0}
     assert json.loads(done.stderr)["text"].startswith("topic order-events is paused by ")
+
+
+def test_relay_once_says_how_many_wait_for_their_time(configured: "Shop") -> None:
+    configured.add(Event("OrderPlaced", {}, topic="order-events", available_at=datetime.now(UTC) + timedelta(hours=1)))
+    for _ in range(2):  # read off the log; found in the parking lot
+        summary, warning = configured.type("pillarbox relay once").stderr.splitlines()
+        assert summary == "published 0 events"
+        assert warning.endswith(" WARNING left: 1 delayed; `pillarbox status` says why")
 
 
 def test_relay_once_says_nothing_of_a_pause_behind_which_nothing_waits(configured: "Shop") -> None:

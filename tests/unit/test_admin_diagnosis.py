@@ -202,6 +202,33 @@ def test_delayed_events_are_mentioned() -> None:
     assert note.commands == ("pillarbox events list --status delayed --database sqlite:///shop.db",)
 
 
+OVERDUE = replace(QUIET, delayed=3, overdue_by_topic={"mails": 1, "orders": 1}, oldest_due_at=ago(minutes=4))
+
+
+def test_delayed_events_whose_time_has_come_wait_for_a_relay() -> None:
+    problem, _ = found(replace(OVERDUE, relays=()))
+    assert (problem.severity, problem.kind) == ("problem", "no relay")
+    assert problem.line.endswith("; 2 events are waiting, all of them delayed ones whose time has come")
+    problem, _ = found(replace(OVERDUE, relays=(), pending=5, receives=True))
+    assert problem.line.endswith("; 7 events are waiting, 2 of them delayed ones whose time has come")
+
+
+def test_delayed_events_whose_time_has_come_are_on_the_way_where_a_relay_is() -> None:
+    fine, note = found(OVERDUE)
+    assert (fine.line, note.kind) == ("all is well: 2 events are on the way", "delayed")
+
+
+def test_a_delayed_event_whose_time_came_long_ago_is_a_problem() -> None:
+    problem, _ = found(replace(OVERDUE, oldest_due_at=ago(minutes=6), pending=1, oldest_pending_at=ago(minutes=5.5)))
+    assert problem.line.startswith("the oldest delayed event, whose time has come, has waited 6 min, longer than 5 min")
+    assert problem.commands == ("pillarbox events list --status delayed --oldest-first --database sqlite:///shop.db",)
+
+
+def test_a_pause_keeps_back_delayed_events_whose_time_has_come() -> None:
+    problem, _ = found(replace(OVERDUE, pauses=(Pause("mails", ago(minutes=9), "ada", "moving"),)))
+    assert problem.line.endswith("ago by ada: moving; 1 event is waiting")
+
+
 def test_only_living_relays_are_told_of() -> None:
     gone = replace(RELAY, owner="gone", lease_until=ago(minutes=11))
     waits = replace(RELAY, owner="host-2-cd", lanes=0)

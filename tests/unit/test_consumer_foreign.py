@@ -1,8 +1,10 @@
 """Messages that are not ours: where their id, type and aggregate come from is said by settings or by a handler."""
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from pillarbox.core.routing import Topic, Topics
 from pillarbox.dbapi import Inbox
 from pillarbox.errors import ConfigError, Reject
 from pillarbox.inbox.inbox import HandlerOptions
+from pillarbox.telemetry.logging import JsonLines, LogMoments
 from tests.unit.consumer_bench import ConsumerBench, message
 
 LEGACY = "legacy"
@@ -236,3 +239,45 @@ def test_a_second_handler_for_a_type_of_a_topic_is_refused() -> None:
     inbox.handler("OrderPlaced", **ANY)(lambda connection, event: None)
     with pytest.raises(ConfigError, match=r"is handled by .* already"):
         inbox.handler("OrderPlaced", **ANY)(lambda connection, event: None)
+
+
+CARD = "4111111111111111"
+CARRYING = [
+    pytest.param(PLACES, {}, f"card {CARD}".encode(), id="no JSON"),
+    pytest.param(PLACES, {}, json.dumps({"kind": {"card": CARD}}).encode(), id="no text"),
+    pytest.param(PLACES, {}, json.dumps({"kind": CARD + "x" * 300}).encode(), id="too long"),
+    pytest.param(Topic(), {"id": lambda message: int(message.body)}, f"card {CARD}".encode(), id="of a function"),
+    pytest.param(Topic(), {"aggregate": lambda message: [CARD]}, b"{}", id="no pair"),
+]
+
+
+@pytest.mark.parametrize("stores", [False, True])
+@pytest.mark.parametrize(("topic", "options", "body"), CARRYING)
+async def test_what_it_carries_is_in_the_dead_letter_and_never_in_the_log(
+    bench: Bench, topic: Topic, options: Any, body: bytes, stores: bool
+) -> None:
+    bench.topics = Topics({LEGACY: topic})
+    bench.handle("placed", **({**ANY, **options} if options else {}))
+    out = StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(JsonLines())
+    log = logging.Logger("test")
+    log.addHandler(handler)
+    bench.on = LogMoments(log)
+    await bench.receive(Message(LEGACY, "7", {"message-id": "m-1"}, body), stores=stores)
+    [error] = bench.errors()
+    assert CARD in error
+    assert "of the message on 'legacy' cannot be read: " in out.getvalue()
+    assert CARD not in out.getvalue()
+
+
+async def test_a_broken_cloudevent_is_in_the_dead_letter_and_never_in_the_log(bench: Bench) -> None:
+    bench.handle("placed")
+    out = StringIO()
+    log = logging.Logger("test")
+    log.addHandler(logging.StreamHandler(out))
+    bench.on = LogMoments(log)
+    headers = {"content-type": "application/cloudevents+json"}
+    await bench.receive(Message(LEGACY, "7", headers, f"card {CARD}".encode()))
+    assert "the message on 'legacy' is no CloudEvent" in out.getvalue()
+    assert CARD not in out.getvalue()

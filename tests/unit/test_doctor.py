@@ -231,6 +231,13 @@ def test_events_that_nobody_relays_are_told_with_their_age() -> None:
     assert finding.line.startswith("no relay was seen for 3 h, and more than 10,000 events wait")
 
 
+def test_delayed_events_whose_time_has_come_and_that_nobody_relays_are_told() -> None:
+    overdue = replace(stats(ENDED), overdue_by_topic={"orders": 2}, oldest_due_at=NOW - timedelta(hours=1))
+    (finding,) = relayed(overdue)
+    assert finding.line.startswith("no relay was seen for 3 h, and 2 events wait, the oldest for 1 h")
+    assert relayed(replace(overdue, relays=(ALIVE,))) == []
+
+
 @pytest.mark.parametrize(("is_read", "pending", "healthy"), [(True, 5, True), (False, 0, True), (False, 5, False)])
 def test_a_slot_with_events_that_nobody_reads_is_told(is_read: bool, pending: int, healthy: bool) -> None:
     slot = SlotSeen("debezium", None, is_read, behind=0, kept=0, at_risk=False, watched_at=NOW)

@@ -153,7 +153,8 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
     if stats.stopped is not None or living(stats.relays, now):
         return  # one that runs; or no relay could read the log
     seen = max((relay.seen_at for relay in stats.relays), default=None)
-    waiting = stats.pending + stats.retrying
+    overdue = sum(stats.overdue_by_topic.values())
+    waiting = stats.pending + stats.retrying + overdue
     if stats.slot is not None:
         yield _unwatched(stats.slot, stats, now, settings)
         return
@@ -169,13 +170,15 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
         line = "no relay has ever run on this outbox"
     if waiting:
         line += f"; {_events(waiting, stats.pending_exact)} waiting"
+    if overdue:
+        line += f", {'all' if overdue == waiting else f'{overdue:,}'} of them delayed ones whose time has come"
     cure = command("relay run", settings, broker=True)
     yield Finding("problem" if waiting else "note", "no relay", line, (cure,))
 
 
 def _only_receives(stats: Stats) -> bool:
     """Tell whether it is a consumer's database: nobody adds events there."""
-    adds = stats.pending or stats.retrying or stats.relays or stats.last_published_at is not None
+    adds = stats.pending or stats.retrying or stats.delayed or stats.relays or stats.last_published_at is not None
     return stats.receives and not adds
 
 
@@ -276,7 +279,7 @@ def _hold(topic: str, away: Away, now: datetime) -> Finding:
 
 
 def _pause(pause: Pause, stats: Stats, now: datetime, settings: Settings) -> Finding:
-    waiting = stats.pending_by_topic.get(pause.topic, 0)
+    waiting = stats.pending_by_topic.get(pause.topic, 0) + stats.overdue_by_topic.get(pause.topic, 0)
     line = f"topic {pause.topic} was paused {about(now - pause.since)} ago by {pause.who}: {pause.why}"
     if waiting:
         line += f"; {_events(waiting, stats.pending_exact)} waiting"
@@ -314,19 +317,21 @@ def _beyond_the_heads(stats: Stats, mentioned: Sequence[Record], settings: Setti
 
 
 def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
-    if stats.oldest_pending_at is None:
+    if (oldest := stats.oldest_waiting_at) is None:
         return []
-    age, limit = now - stats.oldest_pending_at, settings.health.oldest_pending
+    age, limit = now - oldest, settings.health.oldest_pending
     if age <= limit:
         return []
+    is_delayed = oldest == stats.oldest_due_at
     why = (
         "the relay is slower than the writers, or stuck"
         if stats.slot is None
         else "the connector is slower than the writers or stuck, or it confirms nothing while no events come:"
         " a heartbeat mends that (`pillarbox connector debezium --heartbeat 10`)"
     )
-    line = f"the oldest pending event has waited {about(age)}, longer than {write_duration(limit)}: {why}"
-    cure = command("events list --status pending --oldest-first", settings)
+    which = "delayed event, whose time has come," if is_delayed else "pending event"
+    line = f"the oldest {which} has waited {about(age)}, longer than {write_duration(limit)}: {why}"
+    cure = command(f"events list --status {'delayed' if is_delayed else 'pending'} --oldest-first", settings)
     return [Finding("problem", "old", line, (cure,))]
 
 
@@ -337,8 +342,8 @@ def _fine(stats: Stats) -> Finding:
             " (`pillarbox consume MODULE:INBOX --topic TOPIC`)"
         )
         return Finding("fine", "fine", line)
-    if stats.pending:
-        return Finding("fine", "fine", f"all is well: {_events(stats.pending, stats.pending_exact)} on the way")
+    if going := stats.pending + sum(stats.overdue_by_topic.values()):
+        return Finding("fine", "fine", f"all is well: {_events(going, stats.pending_exact)} on the way")
     if stats.retrying:
         line = f"nothing else is waiting: {_count(stats.retrying, 'event')} tried again"
         return Finding("fine", "fine", line)

@@ -67,6 +67,12 @@ class Figures(NamedTuple):
         return max(self.now - self.stats.oldest_pending_at, timedelta(0))
 
     @property
+    def oldest_waiting_age(self) -> timedelta | None:
+        """How long the oldest has waited that a relay could carry now; never below zero, for clocks differ."""
+        oldest = self.stats.oldest_waiting_at
+        return None if oldest is None else max(self.now - oldest, timedelta(0))
+
+    @property
     def published_per_second(self) -> float:
         """How many were published a second, over the last minute."""
         return self.stats.published_lately / LATELY.total_seconds()

@@ -23,7 +23,7 @@ def health(*, settings: Settings, json: Json = False) -> None:
     problems = [finding for finding in report.findings if finding.severity == "problem"]
     if json:
         figures = None if report.stats is None else Figures(report.stats, report.now)
-        age = None if figures is None else figures.oldest_pending_age
+        age = None if figures is None else figures.oldest_waiting_age
         print_json(
             {
                 "status": "healthy" if report.healthy else "degraded",

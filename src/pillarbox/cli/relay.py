@@ -64,7 +64,8 @@ def _is_open(stream: TextIO) -> bool:
 def once(*, settings: Settings, json: Json = False) -> None:
     """Relay until the outbox is empty.
 
-    For cron jobs and tests. Says what was left: topics that are paused, and events that failed or wait behind one.
+    For cron jobs and tests. Says what was left: topics that are paused, and events that failed, wait behind one, or are
+    delayed.
     """
     check_ends(settings)
     relay = Relay(settings)
@@ -72,11 +73,16 @@ def once(*, settings: Settings, json: Json = False) -> None:
     print_done("published", asyncio.run(relay.run_once()), json)
     stats = asyncio.run(_stats(settings))
     for pause in stats.pauses:
-        if stats.pending_by_topic.get(pause.topic):
+        if stats.pending_by_topic.get(pause.topic) or stats.overdue_by_topic.get(pause.topic):
             cure = f"`{resume_command(pause.topic, settings)}` lets it flow again"
             logger.warning("topic %s is paused by %s: its events were left; %s", pause.topic, told(pause), cure)
-    counts = (("dead", stats.dead), ("blocked", stats.blocked), ("to be tried again", stats.retrying))
-    if left := ", ".join(f"{count} {what}" for what, count in counts if count):
+    counts = {
+        "dead": stats.dead,
+        "blocked": stats.blocked,
+        "to be tried again": stats.retrying,
+        "delayed": stats.delayed,
+    }
+    if left := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
         logger.warning("left: %s; `%s` says why", left, command("status", settings))
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pillarbox.core.payload import JSON, from_bytes
 from pillarbox.core.retry import words_of
+from pillarbox.core.wording import a
 from pillarbox.errors import ConfigError, DecodeError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def read_aggregate(reader: Reader, message: "Message") -> tuple[str, str]:
     if value is None:
         return "", ""
     if not isinstance(value, tuple) or len(value) != 2:
-        raise _refused("aggregate", message, f"{value!r:.60} is not (type, id)")
+        raise _refused("aggregate", message, f"{value!r:.60} is not (type, id)", "it is not (type, id)")
     return _text("aggregate", value[0], message), _text("aggregate", value[1], message)
 
 
@@ -107,20 +108,24 @@ def _read(what: str, reader: Reader, message: "Message") -> Any:
     try:
         return reader(message)
     except DecodeError as error:
-        raise _refused(what, message, str(error)) from error
+        raise _refused(what, message, str(error), error.brief or type(error).__name__) from error
     except Exception as error:  # a function of the user's: whatever it raises, this message cannot be read
-        raise _refused(what, message, f"{type(error).__name__}: {words_of(error)}") from error
+        name = type(error).__name__
+        raise _refused(what, message, f"{name}: {words_of(error)}", name) from error
 
 
 def _text(what: str, value: object, message: "Message") -> str:
     if isinstance(value, UUID) or type(value) is int:
         value = str(value)
     if not isinstance(value, str) or not value:
-        raise _refused(what, message, f"{value!r:.60} is no text, whole number or UUID")
+        no_text = "is no text, whole number or UUID"
+        raise _refused(what, message, f"{value!r:.60} {no_text}", f"{a(type(value).__name__)} {no_text}")
     if len(value) > LONGEST or "\0" in value:
-        raise _refused(what, message, f"{value[:40]!r}… has {len(value)} characters, at most {LONGEST}, or a NUL")
+        length = f"has {len(value)} characters, at most {LONGEST}, or a NUL"
+        raise _refused(what, message, f"{value[:40]!r}… {length}", f"it {length}")
     return value
 
 
-def _refused(what: str, message: "Message", why: str) -> DecodeError:
-    return DecodeError(f"the {what} of the message on {message.topic!r} cannot be read: {why}")
+def _refused(what: str, message: "Message", why: str, brief: str | None = None) -> DecodeError:
+    refused = f"the {what} of the message on {message.topic!r} cannot be read"
+    return DecodeError(f"{refused}: {why}", None if brief is None else f"{refused}: {brief}")

@@ -249,7 +249,7 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
     except KeyError as error:
         raise DecodeError(f"the message on {delivery.topic!r} has no {error} header, so it is not an event") from error
     except (ValueError, OverflowError) as error:
-        raise DecodeError(f"a header of the message on {delivery.topic!r} is malformed: {error}") from error
+        raise _unreadable(f"a header of the message on {delivery.topic!r} is malformed", error) from error
     content_type = fields.get("content_type", JSON)
     aggregate_id = fields.get("aggregate_id")
     return Event.received(
@@ -268,6 +268,12 @@ def decode(delivery: Delivery, model_for: Callable[[str], Any] = lambda _: None)
     )
 
 
+def _unreadable(what: str, error: Exception) -> DecodeError:
+    """Say why it cannot be read; the why may have what the message carries."""
+    brief = error.brief if isinstance(error, DecodeError) else None
+    return DecodeError(f"{what}: {error}", what if brief is None else f"{what}: {brief}")
+
+
 def _with_unpacked(headers: dict[str, str], topic: str) -> dict[str, str]:
     """Put an event's own headers in the place of the one that Debezium packed them into."""
     if PACKED_HEADERS not in headers:
@@ -276,7 +282,8 @@ def _with_unpacked(headers: dict[str, str], topic: str) -> dict[str, str]:
     try:
         return headers | _unpacked(packed)
     except ValueError as error:
-        raise DecodeError(f"the headers in {PACKED_HEADERS} of the message on {topic!r} {error}") from error
+        what = f"the headers in {PACKED_HEADERS} of the message on {topic!r}"
+        raise DecodeError(f"{what} {error}", f"{what} cannot be read") from error
 
 
 def _uuid(text: str, topic: str) -> tuple[UUID, dict[str, str]]:
@@ -344,7 +351,7 @@ def identity(message: Message) -> Identity:
     try:
         number = _number(fields["number"]) if "number" in fields else None
     except ValueError as error:
-        raise DecodeError(f"a header of the message on {message.topic!r} is malformed: {error}") from error
+        raise _unreadable(f"a header of the message on {message.topic!r} is malformed", error) from error
     return Identity(
         fields.get("id", ""),
         fields.get("type", ""),
@@ -429,7 +436,7 @@ def _parse_structured(message: Message) -> tuple[dict[str, str], dict[str, str],
         content_type = attributes.get("datacontenttype", JSON)
         body = _structured_body(document, content_type)
     except (DecodeError, ValueError, TypeError) as error:
-        raise DecodeError(f"the message on {message.topic!r} is no CloudEvent: {error}") from error
+        raise _unreadable(f"the message on {message.topic!r} is no CloudEvent", error) from error
     own = {n: v for n, v in message.headers.items() if n not in ("content-type", "content_type", REPLAY_HEADER)}
     return _from_attributes(attributes, content_type), own, body
 

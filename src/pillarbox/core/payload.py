@@ -117,9 +117,7 @@ def into(model: Any, value: object) -> Any:
 
 
 def _unreadable(brief: str, why: str) -> DecodeError:
-    error = DecodeError(f"{brief}: {why}")
-    error.brief = brief
-    return error
+    return DecodeError(f"{brief}: {why}", brief)
 
 
 def _convert(model: Any, value: Any) -> Any:

@@ -127,7 +127,8 @@ def receive(delivery: Delivery, handlers: Handlers, topics: Topics, *, ignoring:
         received.key = _key(its.id, message.topic) + (f"/{again}" if again else "")
         _check_text(received)
     except (DecodeError, ValueError, TypeError, AttributeError) as error:
-        received.hopeless = error if isinstance(error, DecodeError) else DecodeError(words_of(error))
+        received.hopeless = error if isinstance(error, DecodeError) else _unreadable(message.topic, error)
+        received.brief = received.hopeless.brief
         received.key, received.delivery = synthetic_key(delivery.message), delivery
         received.type = sayable(str(received.type))[:LONGEST]
         kind, id = (sayable(str(part))[:LONGEST] for part in received.aggregate)
@@ -158,6 +159,10 @@ def _restate(received: Received, handlers: Handlers, topics: Topics) -> Message:
     message = restated(message, its)
     received.delivery = replace(received.delivery, message=message)
     return message
+
+
+def _unreadable(topic: str, error: Exception) -> DecodeError:
+    return DecodeError(words_of(error), f"the message on {topic!r} cannot be read: {type(error).__name__}")
 
 
 def _no_type(topic: str) -> str:

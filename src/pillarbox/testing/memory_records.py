@@ -87,6 +87,7 @@ class MemoryStore(MemorySource):
             oldest[row.entry.topic] = min(oldest.get(row.entry.topic, at), at)
         newest = self.database.rows[-NEWEST:]
         added = [row.entry for row in newest if row.entry.created_at > self.database.clock.now() - LATELY]
+        overdue = self._overdue()
         return Stats(
             pending=len(counted),
             pending_exact=len(pending) <= COUNTED,
@@ -105,6 +106,8 @@ class MemoryStore(MemorySource):
             added_since=min(entry.created_at for entry in added) if len(added) == NEWEST else None,
             pending_about=len(pending) if len(pending) > COUNTED else None,
             parked_by_topic=self._parked_by_topic(),
+            overdue_by_topic=dict(Counter(topic for topic, _ in overdue)),
+            oldest_due_at=min((since for _, since in overdue), default=None),
             blocked_lines=len({row.line for row in self.database.parked if row.active and row.line is not None}),
             published_lately=sum(
                 tick.published for tick in self.database.ticks if tick.at > self.database.clock.now() - LATELY
@@ -119,6 +122,14 @@ class MemoryStore(MemorySource):
         id, at = self.database.canary
         found = await self.find(Query(ids=(id,)))
         return CanarySeen(id, at, found[0].status, found[0].last_error) if found else CanarySeen(id, at, "published")
+
+    def _overdue(self) -> list[tuple[str, datetime]]:
+        now, parked = self.database.clock.now(), self.database.parked
+        return [
+            (row.entry.topic, row.due_at)
+            for row in parked
+            if row.state == "delayed" and row.due_at is not None and row.due_at <= now
+        ]
 
     def _parked_by_topic(self) -> dict[str, dict[Status, int]]:
         counts: dict[str, dict[Status, int]] = {}

@@ -57,14 +57,15 @@ def _unrelayed(facts: Facts) -> Iterator[Trouble]:
             " broker, and the server keeps its WAL for it until the disk is full; look after the connector"
         )
         yield Trouble("problem", line, (command("status", facts.settings),))
-    if stats.slot is not None or not stats.pending or living(stats.relays, facts.now):
+    waiting, oldest_at = stats.pending + sum(stats.overdue_by_topic.values()), stats.oldest_waiting_at
+    if stats.slot is not None or not waiting or living(stats.relays, facts.now):
         return
     seen = max((relay.seen_at for relay in stats.relays), default=None)
     since = "no relay has ever run here" if seen is None else f"no relay was seen for {about(facts.now - seen)}"
-    oldest = "" if stats.oldest_pending_at is None else f", the oldest for {about(facts.now - stats.oldest_pending_at)}"
+    oldest = "" if oldest_at is None else f", the oldest for {about(facts.now - oldest_at)}"
     more = "" if stats.pending_exact else "more than "
     line = (
-        f"{since}, and {more}{counted(stats.pending, 'event')} {'waits' if stats.pending == 1 else 'wait'}{oldest}:"
+        f"{since}, and {more}{counted(waiting, 'event')} {'waits' if waiting == 1 else 'wait'}{oldest}:"
         " nothing reaches the broker; run one, and let something start it again when it ends"
     )
     yield Trouble("problem", line, (command("relay run", facts.settings, broker=True),))

@@ -39,7 +39,7 @@ class Overview:
         by_topic, exact, oldest = await self._pending(connection, copied=stopped == ELSEWHERE)
         added, added_since = await self._added(connection)
         inbox_dead, waits, receives, last_published, lately, lines = await self._counts(connection)
-        parked = await self._parked(connection)
+        parked, overdue = await self._parked(connection), await self._overdue(connection)
         return Stats(
             pending=sum(by_topic.values()),
             pending_exact=exact,
@@ -58,6 +58,8 @@ class Overview:
             added_since=added_since,
             pending_about=None if exact or stopped else await self._about(connection),
             parked_by_topic=parked,
+            overdue_by_topic={topic: count for topic, count, _ in overdue},
+            oldest_due_at=min((since for _, _, since in overdue), default=None),
             blocked_lines=lines,
             published_lately=lately,
             table_bytes=await self._bytes(connection),
@@ -140,6 +142,16 @@ class Overview:
         for topic, state, count in rows:
             found.setdefault(topic, {})[state] = count
         return found
+
+    async def _overdue(self, connection: Connection) -> list[tuple[str, int, datetime]]:
+        """Count the delayed ones whose time has come, by topic, of the first COUNTED that are due; and since when."""
+        rows = await connection.run(
+            "SELECT topic, count(*), min(due_at) FROM ("
+            f"SELECT topic, state, due_at FROM {self._p}parked WHERE line IS NULL AND state IN ('retrying', 'delayed')"
+            f" AND due_at <= (SELECT {self._p}now()) ORDER BY due_at, id LIMIT {COUNTED}) due"
+            " WHERE state = 'delayed' GROUP BY topic"
+        )
+        return [(topic, count, since) for topic, count, since in rows]
 
     async def _counts(self, connection: Connection) -> tuple[Any, ...]:
         def count(table: str, state: str) -> str:

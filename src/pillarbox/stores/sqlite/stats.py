@@ -36,7 +36,7 @@ class Overview:
             by_topic, oldest = self._pending(db, positions)
             added, added_since = self._added(db)
             pending = sum(by_topic.values())
-            parked = self._parked(db)
+            parked, overdue = self._parked(db), self._overdue(db)
             published = db.execute(
                 f"SELECT at FROM {self._p}ticks WHERE published > 0 ORDER BY n DESC LIMIT 1"
             ).fetchone()
@@ -58,6 +58,8 @@ class Overview:
                 added_since=maybe_instant(added_since),
                 pending_about=self._about(db, positions) if pending > COUNTED else None,
                 parked_by_topic=parked,
+                overdue_by_topic={topic: count for topic, count, _ in overdue},
+                oldest_due_at=maybe_instant(min((since for _, _, since in overdue), default=None)),
                 blocked_lines=self._blocked_lines(db),
                 published_lately=self._published_lately(db),
                 table_bytes=_bytes(db),
@@ -120,6 +122,16 @@ class Overview:
             for topic, count in rows:
                 found.setdefault(topic, {})[state] = count
         return found
+
+    def _overdue(self, db: sqlite3.Connection) -> list[tuple[str, int, int]]:
+        """Count the delayed ones whose time has come, by topic, of the first COUNTED that are due; and since when."""
+        return db.execute(
+            "SELECT topic, count(*), min(due_at) FROM ("
+            f"SELECT topic, state, due_at FROM {self._p}parked INDEXED BY {self._p}parked_free"
+            f" WHERE line IS NULL AND state IN ('retrying', 'delayed') AND due_at <= ? ORDER BY due_at, id"
+            f" LIMIT {COUNTED}) WHERE state = 'delayed' GROUP BY topic",
+            (microseconds(self._clock.now()),),
+        ).fetchall()
 
     def _blocked_lines(self, db: sqlite3.Connection) -> int:
         sql = (

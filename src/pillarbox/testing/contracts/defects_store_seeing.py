@@ -133,6 +133,13 @@ class CountsDelayedOnesAsRetrying(MemoryStore):
         return replace(stats, retrying=stats.retrying + stats.delayed, delayed=0)
 
 
+@breaks("test_what_is_delayed_is_overdue_once_its_time_has_come")
+class TakesWhatIsDelayedForOverdue(MemoryStore):
+    async def stats(self) -> Stats:
+        stats = await super().stats()
+        return replace(stats, overdue_by_topic={"orders": stats.delayed} if stats.delayed else {})
+
+
 @breaks("test_what_is_parked_is_counted_by_its_state")
 class CountsBlockedOnesAsPending(MemoryStore):
     async def stats(self) -> Stats:

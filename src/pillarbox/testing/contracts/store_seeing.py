@@ -183,6 +183,20 @@ class SeeingRules:
         stats = await store.stats()
         assert (stats.retrying, stats.dead, stats.blocked, stats.delayed, stats.pending) == (1, 1, 1, 1, 0)
 
+    async def test_what_is_delayed_is_overdue_once_its_time_has_come(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("L", "1"), event("M", "2"), event("R", None))
+        first, second = due(bench, 60), due(bench, 90)
+        await settle_each(store, await read(store), L=Delayed(first), M=Delayed(second), R=soon(bench, 50))
+        stats = await store.stats()
+        assert (stats.overdue_by_topic, stats.oldest_due_at, stats.delayed) == ({}, None, 2)
+        bench.clock.advance(60)
+        stats = await store.stats()
+        assert (stats.overdue_by_topic, stats.oldest_due_at, stats.delayed) == ({"orders": 1}, first, 2)
+        bench.clock.advance(30)
+        stats = await store.stats()
+        assert (stats.overdue_by_topic, stats.oldest_due_at, stats.delayed) == ({"orders": 2}, first, 2)
+
     async def test_people_see_the_heads_of_blocked_lines(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("D"), event("B"))
