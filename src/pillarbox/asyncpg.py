@@ -93,7 +93,7 @@ class Inbox(Registry[Any, Any]):
         self.texts = texts_of(consumer, "postgres", "$", f"{check_identifier('schema', schema)}.{prefix}")
         if not isinstance(opener, asyncpg.Pool) and not callable(opener):
             raise ConfigError(
-                f"opener: {opener!r:.60} opens nothing: give a pool, or a function that connects, for example"
+                f"opener: {a_kind_of(opener)} opens nothing: give a pool, or a function that connects, for example"
                 " lambda: asyncpg.connect('postgresql:///billing')"
             )
         self._opener: Any = opener

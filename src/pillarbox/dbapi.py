@@ -125,7 +125,7 @@ class Inbox(Registry[sqlite3.Connection, None]):
 def _check_opener(opener: object) -> None:
     if isinstance(opener, sqlite3.Connection) or not callable(opener):  # a connection can be called, too
         raise ConfigError(
-            f"opener: {opener!r:.60} opens nothing: give a function that opens a connection,"
+            f"opener: {a_kind_of(opener)} opens nothing: give a function that opens a connection,"
             " for example lambda: sqlite3.connect('billing.db')"
         )
 

@@ -290,6 +290,6 @@ print(handle(), handle(), sqlite3.connect(path).execute("SELECT count(*) FROM ef
 
 def test_an_inbox_refuses_a_connection_in_place_of_what_opens_one() -> None:
     connection = sqlite3.connect(":memory:")
-    with pytest.raises(ConfigError, match="opens nothing: give a function that opens a connection"):
+    with pytest.raises(ConfigError, match=r"opener: an? [\w.]+ opens nothing: give a function that opens a connection"):
         Inbox("billing", connection)  # type: ignore[arg-type]
     connection.close()

@@ -271,7 +271,12 @@ async def test_a_parked_event_that_kills_when_it_is_tried_again_ends_as_a_dead_l
     bench.clock.advance(100)
     await bench.deliver()
     assert bench.parked() == [("1", "dead", 3)]
-    assert "crashed the consumer" in bench.column("last_error")
+    died = "crashed the consumer: its process died at attempt 3, while this was handled"
+    assert bench.column("last_error").startswith(
+        f"{died}; before that it failed: Deadly.__init__.<locals>.bill raised OperationalError: no such"
+    )
+    [told] = bench.told(Moment.EVENT_DEAD)
+    assert told["error"] == f"{died}; what it failed with before that is in the dead letter"
 
 
 async def test_after_a_death_a_parked_event_is_left_alone_for_a_while(bench: Deadly) -> None:

@@ -20,7 +20,6 @@ from pillarbox.errors import (
     HandlerMissing,
     HandlerSignal,
     PillarboxError,
-    Reject,
     RetryLater,
     StoreUnavailable,
 )
@@ -44,6 +43,7 @@ CONFLICT = 0.05
 ALONE = 2
 """How often processes must have died with an event before it is given up, however few its retries: up to then it was
 only tried beside others, and one of them may be to blame."""
+CRASHED = "crashed the consumer: its process died"
 TOGETHER = 100
 """How many events share a transaction at most, where their handlers allow it."""
 STRETCH, SHARED_STRETCH = 0.2, 0.02
@@ -377,17 +377,18 @@ class Handling:
             return Reception.IGNORED
         if received.hopeless:
             raise received.hopeless
+        last_error = None
         if received.suspicious and not received.counted and self._handler(received):
-            failed = await self._perform(worker, lot.suspect(self._inbox.texts, received, self._clock.now()))
-            if failed is not None:
-                received.attempts, received.counted = failed, True
-                received.abandoned = received.abandoned or failed > 1
+            tried = await self._perform(worker, lot.suspect(self._inbox.texts, received, self._clock.now()))
+            if tried is not None:
+                (received.attempts, last_error), received.counted = tried, True
+                received.abandoned = received.abandoned or received.attempts > 1
             elif received.parked:
                 stands = await self._perform(worker, lot.stands(self._inbox.texts, received))
                 return Reception.BLOCKED if stands and received.line is not None else Reception.COPY
         if received.counted and received.attempts > max(self._rules.policy.retries, ALONE):
-            deaths, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
-            raise Reject(_crashed(deaths))
+            tries, received.attempts = received.attempts, received.attempts - 1  # parking counts one more
+            raise _crashed_again(tries, last_error)
         if received.abandoned and not received.parked:
             # In the window all others would wait until it is dead: it is tried out of the parking lot. Nothing is tried
             # now, but parking counts one; and the try that comes is counted when it begins.
@@ -468,8 +469,16 @@ class Handling:
 
 
 def _crashed(deaths: int) -> str:
-    return (
-        f"crashed the consumer: its process died {'once' if deaths == 1 else f'{deaths} times'} while this was handled"
+    return f"{CRASHED} {'once' if deaths == 1 else f'{deaths} times'} while this was handled"
+
+
+def _crashed_again(tries: int, last_error: str | None) -> HandlerFailed:
+    """Say that a process died with it, and what it failed with before, if not every try ended so."""
+    if last_error is None or last_error.startswith(CRASHED):
+        return HandlerFailed(_crashed(tries))
+    died = f"{CRASHED} at attempt {tries}, while this was handled"
+    return HandlerFailed(
+        f"{died}; before that it failed: {last_error}", f"{died}; what it failed with before that is in the dead letter"
     )
 
 

@@ -182,14 +182,15 @@ def give_up(texts: Texts, heads: Sequence[Head]) -> Program[None]:
     yield texts("give_up", texts.consumer, _list(head.line for head in heads))
 
 
-def suspect(texts: Texts, received: Received, now: datetime) -> Program[int | None]:
-    """Count a try before it; give how many failed before, or None if there is nothing to try."""
+def suspect(texts: Texts, received: Received, now: datetime) -> Program[tuple[int, str | None] | None]:
+    """Count a try before it; give how many were counted before and what the last one that failed said, or None if there
+    is nothing to try."""
     if received.parked:
         rows = yield texts("try_held", texts.consumer, received.key, microseconds(now + HOLD))
     else:
         row = _row(texts, received, now, Place("suspect", None, None), 1)
         rows = yield texts("suspect", *row, line_text(received.line))
-    return rows[0][0] if rows else None
+    return (rows[0][0], rows[0][1]) if rows else None
 
 
 def stands(texts: Texts, received: Received) -> Program[bool]:

@@ -43,12 +43,12 @@ _BOTH = {
         "UPDATE {p}inbox_parked SET state = 'handled', settled_at = {at_3}, due_at = NULL, attempts = attempts + 1"
         " WHERE consumer = $1 AND event_id = $2"
     ),
-    # the row (_ALL), line → attempts; no row if there is nothing to suspect
+    # the row (_ALL), line → attempts, last error; no row if there is nothing to suspect
     "suspect": (
         f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}}"
         f" WHERE NOT EXISTS ({_IN_INBOX}) AND NOT EXISTS ({_BLOCKED_LINE.replace('{line}', '$19')})"
         " ON CONFLICT (consumer, event_id) DO UPDATE SET attempts = it.attempts + 1 WHERE it.state = 'suspect'"
-        " RETURNING attempts"
+        " RETURNING attempts, last_error"
     ),
     # the row (_ALL): its inbox row is there, because its handler committed by itself
     "park_committed": (
@@ -60,10 +60,10 @@ _BOTH = {
         "UPDATE {p}inbox_parked SET state = $3, line = $4, due_at = {at_5}, attempts = $6, last_error = $7,"
         " traceback = $8, numbering = $9 WHERE consumer = $1 AND event_id = $2 AND state = 'held'"
     ),
-    # …, held until → attempts; no row if somebody has settled it meanwhile
+    # …, held until → attempts, last error; no row if somebody has settled it meanwhile
     "try_held": (
         "UPDATE {p}inbox_parked SET attempts = attempts + 1, due_at = {at_3}"
-        " WHERE consumer = $1 AND event_id = $2 AND state = 'held' RETURNING attempts"
+        " WHERE consumer = $1 AND event_id = $2 AND state = 'held' RETURNING attempts, last_error"
     ),
     # consumer, keys: they were stored and are handled; the inbox remembers them
     "unstore": "DELETE FROM {p}inbox_parked WHERE consumer = $1 AND event_id {among_2} AND state = 'held'",

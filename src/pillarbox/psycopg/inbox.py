@@ -14,6 +14,7 @@ from psycopg.rows import tuple_row
 
 from pillarbox.core.insert import Rows, Statement, check_identifier
 from pillarbox.core.postgres_facts import error_of
+from pillarbox.core.wording import a_kind_of
 from pillarbox.errors import ConfigError, StoreUnavailable
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import Registry, message_key
@@ -251,7 +252,7 @@ O = TypeVar("O")  # noqa: E741
 def _check_opener(opener: O, example: str) -> O:
     if isinstance(opener, Connection | AsyncConnection) or not (callable(opener) or hasattr(opener, "connection")):
         raise ConfigError(
-            f"opener: {opener!r:.60} opens nothing: give a pool, or a function that connects, for example"
+            f"opener: {a_kind_of(opener)} opens nothing: give a pool, or a function that connects, for example"
             f" lambda: {example}"
         )
     return opener
