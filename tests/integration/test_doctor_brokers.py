@@ -184,7 +184,10 @@ def own_nats() -> Iterator[Callable[..., Nats]]:
 
 async def test_a_nats_that_does_not_let_us_in_is_found(own_nats: Callable[..., Nats]) -> None:
     server = own_nats(extra="authorization { user: shop, password: right }")
-    (finding,) = await troubles(server.url.replace("//", "//shop:hunter2@"), "orders")
+    for _ in range(10):
+        (finding,) = await troubles(server.url.replace("//", "//shop:hunter2@"), "orders")
+        if "reset by peer" not in finding.line:  # the server hangs up behind its words, and may overtake them
+            break
     check_away(finding, "Authorization Violation")
 
 

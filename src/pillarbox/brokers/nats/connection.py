@@ -227,6 +227,12 @@ async def _close(client: Client) -> None:
     # One that failed before it asked any server has nothing to close, and the library finds no better word for that.
     with suppress(AssertionError):
         await client.close()
+    # One that we have cancelled while it closed itself takes itself for closed, and would leave its socket open.
+    transport: Any = client._transport
+    if transport:
+        transport.close()
+        with suppress(OSError):  # it was lost before
+            await transport.wait_closed()
 
 
 def _as_written(client: Client, words: str) -> str:
