@@ -231,8 +231,6 @@ async def _close(client: Client) -> None:
     transport: Any = client._transport
     if transport:
         transport.close()
-        with suppress(OSError):  # it was lost before
-            await transport.wait_closed()
 
 
 def _as_written(client: Client, words: str) -> str:
