@@ -50,10 +50,8 @@ class Chores:
         canary: Canary | None = None,
     ) -> None:
         self._store, self._pump, self._lease, self._retention, self._hooks = store, pump, lease, retention, hooks
-        self._canary, self._has_first_lane = (
-            canary,
-            False,
-        )  # of all relays, the one with the first lane sends the canary
+        # Of all relays, the one with the first lane sends the canary.
+        self._canary, self._has_first_lane = canary, False
 
     async def run(self) -> None:
         """Do the chores until cancelled. Raises LaneLost if another relay has taken a lane."""

@@ -13,7 +13,7 @@ The head of a line is its oldest row in one of the first three states. A line wi
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
@@ -29,6 +29,7 @@ from pillarbox.stores.postgres.lanes import LaneTable
 from pillarbox.stores.postgres.lines import find_line, read_line, write_line
 from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, entry_of
 from pillarbox.stores.postgres.ways import Way
+from pillarbox.stores.turns import in_turn
 from pillarbox.stores.walks import Walks
 
 ROOM = 10_000
@@ -225,21 +226,9 @@ class ParkingLot:
             self._topics.passing_over_dead,
             share + len(self._given),
         )
-        chosen = [*islice(self._in_turn(rows), share)]
+        chosen = [*islice(in_turn(rows, self._topics.line_of, self._given, self._copies_out), share)]
         self._walks.went(began, asyncio.get_running_loop().time(), enough=len(chosen) == share)
         return chosen
-
-    def _in_turn(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """Leave out second copies of one event, for an entry is known by its position; and copies that could overtake
-        an earlier one of their aggregate, which is out and may fail, or was left out here."""
-        given, waiting = set(self._given), set[Line | None](self._copies_out)
-        for row in rows:
-            copies = self._topics.line_of(row.entry)
-            if row.entry.position in given or (copies is not None and copies in waiting):
-                waiting.add(copies)
-                continue
-            given.add(row.entry.position)
-            yield row
 
     async def _rows(self, connection: Connection, columns: str, where: str, *parameters: Any) -> list[Row]:
         found = await connection.run(

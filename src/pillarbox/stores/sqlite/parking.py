@@ -14,7 +14,7 @@ The head of a line is its oldest row in one of the first three states. A line wi
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from time import monotonic
@@ -27,6 +27,7 @@ from pillarbox.core.retry import Dead, Published, RetryAt
 from pillarbox.core.routing import Line, Topics
 from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.stores.sqlite.rows import AMONG, AS_ENTRY, CHUNK, STORED, in_hex, parked_entry
+from pillarbox.stores.turns import in_turn
 from pillarbox.stores.walks import Walks
 
 ROOM = 10_000
@@ -136,21 +137,9 @@ class ParkingLot:
             share + len(self._given),
             index="parked_free",
         )
-        chosen = [*islice(self._in_turn(rows), share)]
+        chosen = [*islice(in_turn(rows, self._topics.line_of, self._given, self._copies_out), share)]
         self._walks.went(began, monotonic(), enough=len(chosen) == share)
         return chosen
-
-    def _in_turn(self, rows: Iterable[_Row]) -> Iterator[_Row]:
-        """Leave out second copies of one event, for an entry is known by its position; and copies that could overtake
-        an earlier one of their aggregate, which is out and may fail, or was left out here."""
-        given, waiting = set(self._given), set[Line | None](self._copies_out)
-        for row in rows:
-            copies = self._topics.line_of(row.entry)
-            if row.entry.position in given or (copies is not None and copies in waiting):
-                waiting.add(copies)
-                continue
-            given.add(row.entry.position)
-            yield row
 
     def _rows(self, db: sqlite3.Connection, where: str, *parameters: Any, index: str = "") -> list[_Row]:
         by = f"INDEXED BY {self._p}{index}" if index else ""
