@@ -51,10 +51,15 @@ class SystemClock:
         return datetime.now(UTC)
 
 
-class Broker(Protocol):
-    """A broker as an object, instead of a URL: both its ends, such as `MemoryBroker()` in a test."""
+class NearEnd(Protocol):
+    """What a relay needs of a broker that is an object instead of a URL, such as `MemoryBroker()` in a test."""
 
     def publisher(self) -> Publisher: ...
+
+
+class FarEnd(Protocol):
+    """What a consumer needs of one."""
+
     def subscriber(self, consumer: str, topics: Sequence[str]) -> Subscriber: ...
 
 
@@ -71,7 +76,7 @@ class Relay(relays.Relay):
         settings: Settings | None = None,
         *,
         database: str | None = None,
-        broker: str | Broker | None = None,
+        broker: str | NearEnd | None = None,
         publish: Callable[[list[Message]], Any] | None = None,
         hooks: Hooks | None = None,
         clock: Clock | None = None,
@@ -123,7 +128,7 @@ class Consumer(consumers.Consumer):
         inbox: Any,
         *,
         topics: Sequence[str],
-        broker: str | Broker | None = None,
+        broker: str | FarEnd | None = None,
         settings: Settings | None = None,
         hooks: Hooks | None = None,
         clock: Clock | None = None,
@@ -271,7 +276,7 @@ def open_source(settings: Settings) -> SourceAdmin:
 
 
 def _settled(
-    settings: Settings | None, *, database: str | None = None, broker: "str | Broker | None" = None
+    settings: Settings | None, *, database: str | None = None, broker: str | NearEnd | FarEnd | None = None
 ) -> Settings:
     settings = settings or Settings()
     if database is not None:
@@ -327,7 +332,7 @@ def _watching_store(settings: Settings, owner: str, clock: Clock, hooks: Hooks) 
     )
 
 
-def _publisher(settings: Settings, broker: str | Broker | None, clock: Clock, hooks: Hooks) -> Callable[[], Publisher]:
+def _publisher(settings: Settings, broker: str | NearEnd | None, clock: Clock, hooks: Hooks) -> Callable[[], Publisher]:
     if broker is not None and not isinstance(broker, str):
         return broker.publisher
     module, given = _chosen(settings, clock, hooks)
@@ -342,7 +347,7 @@ def _function(publish: Callable[[list[Message]], Any], settings: Settings) -> Ca
 
 
 def _subscriber(
-    settings: Settings, broker: str | Broker | None, consumer: str, topics: Sequence[str], clock: Clock, hooks: Hooks
+    settings: Settings, broker: str | FarEnd | None, consumer: str, topics: Sequence[str], clock: Clock, hooks: Hooks
 ) -> Callable[[], Subscriber]:
     if broker is not None and not isinstance(broker, str):
         return partial(broker.subscriber, consumer, topics)
@@ -362,7 +367,7 @@ def _chosen(settings: Settings, clock: Clock, hooks: Hooks) -> tuple[ModuleType,
     return import_module(f"pillarbox.brokers.{name}"), given
 
 
-def _system(settings: Settings, broker: str | Broker | None) -> str:
+def _system(settings: Settings, broker: str | NearEnd | FarEnd | None) -> str:
     """Say what a broker is called: one by a URL as its module in `brokers/`."""
     if broker is not None and not isinstance(broker, str):
         return type(broker).__name__

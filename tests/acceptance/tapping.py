@@ -21,7 +21,7 @@ from typing import NamedTuple
 from pillarbox import Relay, Settings
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
-from pillarbox.ports import Outcome, Subscriber
+from pillarbox.ports import Outcome
 from pillarbox.settings import RelaySettings
 
 BATCH = 100
@@ -44,16 +44,13 @@ def arrivals(folder: Path) -> list[Arrival]:
 
 
 class Tap:
-    """Both ends of the broker, of which only the near one is there."""
+    """The near end of a broker; nothing is received here."""
 
     def __init__(self, folder: Path, publish_timeout: float) -> None:
         self._folder, self._timeout = folder, publish_timeout
 
     def publisher(self) -> "TapPublisher":
         return TapPublisher(self._folder, self._timeout)
-
-    def subscriber(self, consumer: str, topics: Sequence[str]) -> Subscriber:
-        raise NotImplementedError("nothing is received here")
 
 
 class TapPublisher:

@@ -20,7 +20,6 @@ from pillarbox import Settings
 from pillarbox.brokers.sqlite import SqlitePublisher
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, StoreUnavailable
-from pillarbox.ports import Subscriber
 from pillarbox.settings import OutboxSettings, RelaySettings
 from pillarbox.stores import postgres as _store  # noqa: F401 - imported once, before the first relay
 from pillarbox.telemetry.hooks import Hooks
@@ -34,16 +33,13 @@ PUBLISH_TIMEOUT = timedelta(seconds=2)
 
 
 class Broker:
-    """The embedded broker in a directory, of which a topic can be down."""
+    """The near end of the embedded broker in a directory, of which a topic can be down."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def publisher(self) -> "Publisher":
         return Publisher(self._directory)
-
-    def subscriber(self, consumer: str, topics: Sequence[str]) -> Subscriber:
-        raise NotImplementedError("nothing is received here")
 
 
 class Publisher(SqlitePublisher):

@@ -18,7 +18,7 @@ from pillarbox.bench.load import TYPE, Load, number_of
 from pillarbox.bench.places import Place
 from pillarbox.bench.processes import BenchFailed, Child, running
 from pillarbox.core.message import Message
-from pillarbox.ports import Outcome, Publisher, Subscriber
+from pillarbox.ports import Outcome, Publisher
 from pillarbox.settings import Settings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import Consumer, Relay, open_publisher
@@ -143,9 +143,6 @@ class _Broker:
 
     def publisher(self) -> Publisher:
         return _Noting(open_publisher(self._settings), self._seen)
-
-    def subscriber(self, consumer: str, topics: Sequence[str]) -> Subscriber:
-        raise NotImplementedError("relays only publish")
 
 
 def _relay(place: Place, first: int, count: int, pipe: Any) -> None:
