@@ -55,7 +55,7 @@ async def test_the_backlog_and_what_came_after_the_copy_are_pending_and_nothing_
     log.add("Backlog")
     copy_from_another_cluster(log)
     log.add("New")
-    assert (await log.overview.stats(log.connection)).pending == 3
+    assert await pending(log) == ["Late", "Backlog", "New"], "told truly before it is adopted, too"
     assert await adopt(log.connection, PLACE) == 3
     assert await pending(log) == ["Late", "Backlog", "New"]
     assert (await log.overview.stats(log.connection)).stopped is None
@@ -71,6 +71,7 @@ async def test_inside_a_batch_only_what_was_not_settled_is_pending(log: Postgres
     log.add("C")
     log.tick_up_to(reached)
     copy_from_another_cluster(log)
+    assert await pending(log) == ["C"]
     assert await adopt(log.connection, PLACE) == 1
     assert await pending(log) == ["C"]
 
@@ -83,6 +84,7 @@ async def test_what_was_settled_stays_so_when_the_counter_passes_the_old_ids(log
     log.tick()
     late.commit()
     log.sql("UPDATE pillarbox_ticks SET cluster = 'another'")
+    assert await pending(log) == ["Late"]
     assert await adopt(log.connection, PLACE) == 1
     for _ in range(3):
         log.tick_up_to(0)

@@ -175,6 +175,7 @@ class Admin:
     ) -> Replay:
         """Write down that what was published is to be published again, under an id of its own; `replaying` does it.
         With `again`, handlers that ask for replays handle it once more; to all others it is a copy."""
+        await self._refuse_if_stopped("replay")
         id = f"{self._clock.now():%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         return await self._store.begin_replay(id, query, again=again, to=to, rate=rate)
 
@@ -209,6 +210,7 @@ class Admin:
 
         It may: when an event was dropped is not known, and what is in the archive already looks published, too.
         """
+        await self._refuse_if_stopped("prune")
         if retention.published is None:
             return 0, False
         old, count, sure = self._clock.now() - retention.published, 0, retention.archive == timedelta(0)
@@ -229,6 +231,7 @@ class Admin:
     async def pruning(self, retention: Retention) -> AsyncIterator[int]:
         """Delete what has been settled for long enough, batch by batch; give how many went in each. The audit has one
         line for all of them."""
+        await self._refuse_if_stopped("prune")
         deed = await self._store.write_down(_described(retention))
         while pruned := await self._store.prune(retention, deed):
             yield pruned
@@ -263,6 +266,11 @@ class Admin:
     async def deeds(self, since: datetime | None = None, limit: int = 100) -> Sequence[Deed]:
         """Read the audit: what operators did, the newest first."""
         return await self._store.deeds(since, limit)
+
+    async def _refuse_if_stopped(self, verb: str) -> None:
+        """Raise StoreError, naming the cure, for a log of which nobody can be sure what is settled."""
+        if stopped := (await self._store.stats()).stopped:
+            raise StoreError(f"{verb}: {stopped}")
 
 
 def _described(retention: Retention) -> str:

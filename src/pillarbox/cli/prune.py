@@ -14,6 +14,8 @@ from pillarbox.ports import Retention
 from pillarbox.settings import Settings
 from pillarbox.settings.durations import write_duration
 
+BESIDE = "positions, ids that the inbox knows, idempotency keys, relays that are gone"
+
 
 @with_settings("database")
 def prune(*, yes: Yes = False, dry_run: DryRun = False, settings: Settings, json: Json = False) -> None:
@@ -66,9 +68,10 @@ async def _estimated(admin: Admin, retention: Retention) -> float | None:
 def _told(retention: Retention, count: int, or_fewer: bool, would: str) -> str:
     """Say what becomes of how many."""
     if retention.published is None:
-        return f"no event {would} go, because retention.published is forever; what else is old enough {would}"
+        return f"no event {would} go, because retention.published is forever; old rows beside them {would}: {BESIDE}"
     bound = "more than " if count > COUNTED else "at most " if or_fewer and count else ""
-    age = write_duration(retention.published) if retention.published else "0 s"
-    events = f"{bound}{counted(min(count, COUNTED), 'event')} settled at least {age} ago"
+    events = f"{bound}{counted(min(count, COUNTED), 'event')} settled"
+    if retention.published:
+        events += f" at least {write_duration(retention.published)} ago"
     fate = "moved to the archive" if retention.archive is None or retention.archive else "deleted"
-    return f"{events} {would} be {fate}, and what else is old enough"
+    return f"{events} {would} be {fate}, and old rows beside them: {BESIDE}"

@@ -98,8 +98,10 @@ LEFT JOIN LATERAL (
     WHERE k.position = e.id AND NOT (k.replay IS NOT NULL AND k.state IN ('delayed', 'published', 'dropped'))
     ORDER BY k.id DESC LIMIT 1) k ON true
 LEFT JOIN LATERAL (
-    SELECT e.id <= t.floor_id OR pg_visible_in_snapshot(e.xid, t.s1)
-           OR (e.id <= t.last_id AND pg_visible_in_snapshot(e.xid, t.s2)) AS settled
+    -- In a log that was copied from another cluster, a new transaction may bear an id that an old snapshot shows; what a
+    -- snapshot really shows has an id up to its m.
+    SELECT e.id <= t.floor_id OR (e.id <= t.m2 AND (pg_visible_in_snapshot(e.xid, t.s1)
+           OR (e.id <= t.last_id AND pg_visible_in_snapshot(e.xid, t.s2)))) AS settled
     FROM {p}places() t
     WHERE (t.lanes >> e.lane) & 1 = 1 AND (t.topic IS NULL OR t.topic = e.topic) AND NOT e.archived
     ORDER BY t.topic LIMIT 1) place ON true
