@@ -330,11 +330,13 @@ class MemoryStore(MemorySource):
         return count
 
     def _parked_by(self, query: Query, states: Sequence[str]) -> list[Parked]:
-        return [
-            parked
-            for parked in self.database.parked
-            if parked.state in states and any(_matches(query, self._record(row)) for row in self._rows([parked]))
-        ][: query.limit]
+        """Give the parked rows that a query means: of each event the one that tells how it is, and no other copy."""
+        told = (
+            self._parked_row(row)
+            for row in self.database.rows + self.database.archive
+            if _matches(query, self._record(row))
+        )
+        return [parked for parked in told if parked is not None and parked.state in states][: query.limit]
 
     def _rows(self, parked: Sequence[Parked]) -> Iterator[Row]:
         wanted = {row.entry.position for row in parked}

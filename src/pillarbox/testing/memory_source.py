@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.retry import Dead, Published, RetryAt
@@ -15,6 +16,7 @@ from pillarbox.core.routing import LANES, Line, Topics, lane_of
 from pillarbox.core.window import Blocked, Delayed, Detoured, Settlement
 from pillarbox.errors import LaneLost
 from pillarbox.ports import Away, Holding
+from pillarbox.stores.turns import in_turn
 from pillarbox.telemetry.hooks import Hooks, Moment
 from pillarbox.testing.memory import UNSETTLED, Member, MemoryDatabase, Parked, Position, Row, Snapshot, Tick
 from pillarbox.testing.memory_careful import CRASHED, MemoryCareful
@@ -30,6 +32,13 @@ class _Given:
     reaches: Position
     stale: bool = False
     """One before it on the same detour went back: it comes out again, so settling it reaches nothing."""
+
+
+class _Free(NamedTuple):
+    """A parked row that may come out, and the entry that comes out of it."""
+
+    row: Parked
+    entry: Entry
 
 
 Strike = Callable[[str], Awaitable[None]]
@@ -410,16 +419,18 @@ class MemorySource:
 
     def _in_turn(self, rows: list[Parked]) -> list[Parked]:
         """Leave out copies that could overtake an earlier one of their aggregate: one that failed, or is out."""
-        out = {self._copies(row) for row in self.database.parked if row.id in self._memory.parked_out}
-        failed: dict[Line | None, int] = {}
+        out = [row for row in self.database.parked if row.id in self._memory.parked_out]
+        failed: dict[Line, int] = {}
         for row in self.database.parked:
-            if row.replay is not None and self._holds_copies(row):
-                failed.setdefault(self._copies(row), row.id)
-        return [
-            row
+            if (line := self._copies(row)) is not None and self._holds_copies(row):
+                failed.setdefault(line, row.id)
+        free = [
+            _Free(row, self._out_of_the_lot(row))
             for row in rows
-            if (line := self._copies(row)) is None or (line not in out and failed.get(line, row.id) >= row.id)
+            if (line := self._copies(row)) is None or failed.get(line, row.id) >= row.id
         ]
+        given, copies_out = {row.entry.position for row in out}, {line for row in out if (line := self._copies(row))}
+        return [one.row for one in in_turn(free, self._topics.line_of, given, copies_out)]
 
     def _copies(self, row: Parked) -> Line | None:
         """Give the line that a row is in as a replayed copy."""

@@ -1,6 +1,6 @@
 """Stores that delete what they should keep, or keep what they should delete."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -154,8 +154,9 @@ class ArchivesWithoutTheHeaders(MemoryStore):
 
 @breaks("test_a_replay_out_of_the_archive_that_failed_can_be_retried")
 class MendsOnlyWhatIsInTheLog(MemoryStore):
-    def _rows(self, parked: Sequence[Parked]) -> Iterator[Row]:
-        return (row for row in super()._rows(parked) if row in self.database.rows)
+    def _parked_by(self, query: Query, states: Sequence[str]) -> list[Parked]:
+        in_the_log = {row.entry.position for row in self.database.rows}
+        return [parked for parked in super()._parked_by(query, states) if parked.entry.position in in_the_log]
 
 
 @breaks("test_what_a_replay_has_copied_is_kept_while_the_copy_waits", "test_it_is_kept_in_the_archive_too")

@@ -50,6 +50,25 @@ class LetsCopiesOvertakeADeadOne(MemoryStore):
         return row.state == "retrying"
 
 
+@breaks("test_two_copies_of_one_event_never_come_out_together")
+class GivesOutTwoCopiesOfOneEvent(MemoryStore):
+    def _in_turn(self, rows: list[Parked]) -> list[Parked]:
+        chosen = super()._in_turn(rows)
+        positions = {row.entry.position for row in chosen}
+        return [row for row in rows if row in chosen or row.entry.position in positions]
+
+
+@breaks("test_who_retries_a_dead_copy_leaves_a_second_one_where_it_is")
+class RetriesEveryCopyOfAnEvent(MemoryStore):
+    async def retry(self, query: Query) -> int:
+        mended = {row.entry.position for row in self._parked_by(query, ("dead",))}
+        count = await super().retry(query)
+        for row in self.database.parked:
+            if row.entry.position in mended and row.state == "delayed":
+                row.state, row.due_at = "retrying", self.database.clock.now()
+        return count
+
+
 @breaks("test_while_copies_of_an_aggregate_are_out_no_later_ones_come")
 class GivesOutCopiesBehindCopies(MemoryStore):
     def _in_turn(self, rows: list[Parked]) -> list[Parked]:

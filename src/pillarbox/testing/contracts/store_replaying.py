@@ -158,6 +158,27 @@ class ReplayingRules:
         rest = NAMES[len(first) :]
         assert names(await store.entries(100)) == [*rest]
 
+    async def test_two_copies_of_one_event_never_come_out_together(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        for id in ("replay-1", "replay-2"):
+            await replayed(store, Query(type="C"), id, again=True)
+        for id in ("replay-1", "replay-2"):
+            out = await store.entries(100)
+            assert [(entry.event_type, entry.replay) for entry in out] == [("C", id)]
+            await settle(store, out)
+
+    async def test_who_retries_a_dead_copy_leaves_a_second_one_where_it_is(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        for id in ("replay-1", "replay-2"):
+            await replayed(store, Query(type="C"), id, again=True)
+        await settle(store, await store.entries(100), Dead("no"))
+        assert await store.retry(Query(status=("dead",))) == 1
+        await settle(store, await read(store), Dead("no"))
+        assert await read(store) == []
+        assert [one.type for one in await store.find(Query(status=("dead",)))] == ["C"]
+        assert await store.drop(Query(status=("dead",))) == 1
+        assert [(entry.event_type, entry.replay) for entry in await read(store)] == [("C", "replay-2")]
+
     async def test_a_replay_goes_no_further_than_its_limit(self, bench: StoreBench) -> None:
         store = await shop(bench)
         assert await replayed(store, Query(newest_first=True, limit=5)) == 5

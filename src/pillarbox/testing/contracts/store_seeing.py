@@ -336,7 +336,7 @@ class SeeingRules:
 
     async def test_an_event_whose_two_replays_failed_is_one_dead_event(self, bench: StoreBench) -> None:
         store = await holder(bench)
-        await bench.add(event("A"))
+        await bench.add(event("A", None))
         await publish_all(store)
         for id in ("replay-1", "replay-2"):
             await replayed(store, Query(), id)
