@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import adding, brokers, consuming, drain, latency, plots, postgres, reading, whole
+from benchmarks import adding, brokers, consuming, drain, latency, plots, postgres, reading, tables, whole
 from benchmarks.measure import Progress as Tell
 from benchmarks.measure import Row
 from pillarbox.bench.rows import written
@@ -100,7 +100,8 @@ def main() -> int:
         before = json.loads(RESULTS.read_text()) if options.only and RESULTS.exists() else []
         RESULTS.write_text(json.dumps(_renewed(before, rows), indent=2, ensure_ascii=False) + "\n")
         plots.draw(RESULTS)
-        console.print("Written to benchmarks/results/latest.json, and drawn beside it")
+        tables.write()
+        console.print("Written to benchmarks/results/latest.json, drawn beside it, and shown in docs/benchmarks.md")
     return 0 if all(row.met is not False for row in rows) else 1
 
 

@@ -26,7 +26,7 @@ PLOTS: dict[str, tuple[str, _Belongs]] = {
     "depth": ("At depth, under a snapshot, with several relays", lambda name: name.startswith("drain")),
     "writers": (
         "What an event costs who writes it",
-        lambda name: "transaction" in name and name.startswith(("a ", "WAL", "outbox")),
+        lambda name: name.startswith(("a transaction", "WAL of a transaction", "outbox.add")),
     ),
     "receiving": ("On the receiving side", lambda name: name.startswith(("consume", "handle"))),
     "rest": ("Reading, operating, waiting", lambda name: True),

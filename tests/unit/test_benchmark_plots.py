@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.plots import PLOTS, RESULTS, draw, group_of
+from benchmarks.tables import PAGE, renewed
 
 
 def test_every_row_is_in_one_plot_and_every_plot_is_what_the_file_says(tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_every_row_is_in_one_plot_and_every_plot_is_what_the_file_says(tmp_path:
         ("drain PostgreSQL to Kafka, beside its bare client, payloads of 100 B", "brokers"),
         ("drain at a depth of 1,000,000, beside 100,000", "depth"),
         ("WAL of a transaction (two statements) with an event, beside none", "writers"),
+        ("outbox.add, one event a durable commit", "writers"),
         ("an idle relay: queries a second", "rest"),
     ],
 )
@@ -41,3 +43,10 @@ def test_a_row_is_where_one_looks_for_it(row: str, plot: str) -> None:
 
 def test_the_titles_tell_the_plots_apart() -> None:
     assert len({title for title, _ in PLOTS.values()}) == len(PLOTS)
+
+
+def test_the_page_shows_the_rows_of_the_file() -> None:
+    page, rows = PAGE.read_text(), json.loads(RESULTS.read_text())
+    assert renewed(page, rows) == page, "run python -m benchmarks.tables"
+    assert all(page.count(f"| {row['name']} | {row['unit']} |") == 1 for row in rows)
+    assert page.count("| **no** |") == RESULTS.read_text().count('"met": false')
