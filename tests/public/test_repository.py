@@ -78,7 +78,7 @@ def test_a_lock_holds_everything_that_was_asked_for(lock: Path) -> None:
     [
         ("README.md", "# Pillarbox"),
         ("CHANGELOG.md", "## [Unreleased]"),
-        ("CONTRIBUTING.md", "one file in `brokers/`"),
+        ("CONTRIBUTING.md", "one module in `brokers/`"),
         ("LICENSE", "Apache License\n                           Version 2.0, January 2004"),
     ],
 )
