@@ -30,9 +30,9 @@ from servers.process import run_tool
 from servers.redis import Redis
 from tests.acceptance.streams import STREAMS, Stream, stream_on
 from tests.conftest import skip_unless_ours
+from tests.integration.inbox_bench import Bench, effect
 from tests.integration.postgres_world import burn, migrate, next_xid, soon
 from tests.integration.receiving_doors import DOORS, Act, Acts
-from tests.integration.test_inbox_postgres import Bench, effect
 from tests.unit.consumer_bench import TOPIC, Deliveries, id_of, message
 
 PSYCOPG, ASYNC = DOORS[0], DOORS[1]

@@ -27,8 +27,8 @@ from pillarbox.core.event import Event
 from pillarbox.errors import Reject
 from pillarbox.telemetry.hooks import Moment
 from tests.integration.django_settings import connections, django_database
+from tests.integration.inbox_bench import Bench, effect
 from tests.integration.receiving_doors import DOORS, Act, Door
-from tests.integration.test_inbox_postgres import Bench, effect
 from tests.unit.consumer_bench import id_of, message
 
 REPEATABLE_READ, SERIALIZABLE = IsolationLevel.REPEATABLE_READ, IsolationLevel.SERIALIZABLE
