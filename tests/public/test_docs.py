@@ -408,9 +408,8 @@ def test_a_block_that_nobody_runs_must_be_marked(tmp_path: Path, language: str) 
 
 
 def test_a_block_that_is_only_indented_is_found() -> None:
-    assert indented_blocks_of(page_of("Words:", "    make bench", fenced("python", "if x:\n\n    y()"))) == [
-        "make bench"
-    ]
+    page = page_of("Words:", "    make bench", fenced("python", "if x:\n\n    y()"))
+    assert indented_blocks_of(page) == ["make bench"]
     assert indented_blocks_of("- a point\n\n    and more of it") == []
 
 
