@@ -43,6 +43,7 @@ from pillarbox.stores.postgres.positions import Positions
 from pillarbox.stores.postgres.reading import Reading
 from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
+    VERSIONS,
     Bench,
     Cases,
     InPython,
@@ -225,6 +226,7 @@ async def _publish_until(store: PostgresStore, killer: str, room: int) -> list[s
     return published
 
 
+@VERSIONS
 async def test_ten_random_kills_park_nothing(bench: Bench) -> None:
     for index in range(40):
         bench.add(f"E{index}", of=str(index % 5))
@@ -303,6 +305,7 @@ async def an_event_that_fails_again_and_again_is_not_taken_for_a_killer(bench: B
     assert await publish(store) == ["Failing"]
 
 
+@VERSIONS
 async def test_an_event_found_guilty_is_sent_again_when_it_is_retried(bench: Bench) -> None:
     bench.add("Killer")
     await _with_a_killer(bench, "Killer")

@@ -302,6 +302,7 @@ def _change(transaction: Transaction, name: str) -> None:
     transaction.commit()
 
 
+@VERSIONS
 async def test_an_event_added_before_its_row_lock_and_not_numbered_comes_in_the_order_of_the_adds(bench: Bench) -> None:
     store = await bench.holder()
     bench.sql("CREATE TABLE stock AS SELECT 1 AS id, 'new' AS state")

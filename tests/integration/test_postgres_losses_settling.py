@@ -25,6 +25,7 @@ from pillarbox.stores.postgres.parking import CHUNK
 from pillarbox.stores.postgres.reading import Reading
 from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
+    VERSIONS,
     Bench,
     Cases,
     InSource,
@@ -133,6 +134,7 @@ async def _lost_answers(store: PostgresStore) -> None:
     store._reading.run = run_and_break  # type: ignore[method-assign]
 
 
+@VERSIONS
 async def test_a_settlement_whose_answer_was_lost_counts_once(bench: Bench) -> None:
     store = await _all_kinds(bench)
     await _lost_answers(store)
@@ -176,6 +178,7 @@ async def after_a_settlement_that_failed_nothing_is_read_on(bench: Bench) -> Non
         await store._log.entries(10)
 
 
+@VERSIONS
 async def test_a_statement_timeout_publishes_nothing_and_loses_nothing(bench: Bench) -> None:
     store = await bench.holder(url=f"{bench.url}?options=-cstatement_timeout%3D300")
     bench.add("A", "B")
@@ -233,6 +236,7 @@ async def large_payloads_of_a_late_transaction_come_in_chunks_and_in_order(bench
     assert await _by_bytes(store) == [*(f"E{index}" for index in range(20)), "Last"]
 
 
+@VERSIONS
 async def test_many_megabytes_pass_through_a_few(bench: Bench) -> None:
     store = await bench.holder()
     add_large(bench, 150)
@@ -246,6 +250,7 @@ async def test_many_megabytes_pass_through_a_few(bench: Bench) -> None:
     assert peak < 50 * MB
 
 
+@VERSIONS
 async def test_large_payloads_out_of_the_parking_lot_come_in_chunks_and_in_order(bench: Bench) -> None:
     store = await bench.holder()
     bench.sql(

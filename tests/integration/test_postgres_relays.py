@@ -18,7 +18,10 @@ from pillarbox.psycopg import Outbox
 from pillarbox.settings import RelaySettings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import Relay
+from tests.conftest import EVERY_POSTGRES
 from tests.integration.postgres_world import EPOCHS_UNCHECKED, PATIENCE, Mutant, SlowRelay, add, migrate, run, soon
+
+pytestmark = pytest.mark.parametrize("database", EVERY_POSTGRES, indirect=True)
 
 EVENTS = [f"event-{n}" for n in range(10)]
 

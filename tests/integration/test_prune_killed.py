@@ -18,6 +18,7 @@ from pillarbox.core.window import BLOCKED, Settled
 from pillarbox.ports import Query, Status
 from pillarbox.testing.contracts.store_bench import event, found, read, settle_each
 from pillarbox.testing.contracts.store_bench import names as types
+from tests.conftest import EVERY_POSTGRES
 from tests.contracts.test_store_postgres import PostgresBench
 from tests.contracts.test_store_sqlite import SqliteBench
 from tests.integration.postgres_pruner import AT_ONCE
@@ -89,6 +90,7 @@ async def test_what_is_not_settled_stays_on_sqlite(tmp_path: Path, seed: int) ->
         await bench.close()
 
 
+@pytest.mark.parametrize("migrated", EVERY_POSTGRES, indirect=True)
 async def test_what_is_not_settled_stays_on_postgresql(migrated: str, seed: int) -> None:
     bench = PostgresBench(migrated)
     try:
