@@ -6,6 +6,7 @@ the position first            position and parking lot change in one transaction
 parked again                  what is parked already is not parked twice
 memory kept                   after an error everything in memory is forgotten
 any size                      a chunk is bounded by bytes too
+any headers                   ... of headers as well as of payload
 the end too soon              a chunk that was cut by its size does not end its batch
 """
 
@@ -46,6 +47,7 @@ MUTANTS: dict[str, Mutant] = {
         "WHERE true OR NOT EXISTS (SELECT 1 FROM public.pillarbox_parked there")}),
     "memory kept": InSource(Settling, "write", {"self._memory.forget()": "pass"}),
     "any size": InSql("more", {"WHERE coalesce(bytes_before, 0) < _bytes": "WHERE true"}),
+    "any headers": InSql("more", {" + coalesce(pg_column_size(headers), 0)": ""}),
     "the end too soon": InSource(Reading, "_give", {"and 4 * chunk.size < CHUNK": ""}),
 }  # fmt: skip
 CASES = Cases(MUTANTS)
@@ -234,6 +236,22 @@ async def large_payloads_of_a_late_transaction_come_in_chunks_and_in_order(bench
     late.commit()
     bench.add("Last")
     assert await _by_bytes(store) == [*(f"E{index}" for index in range(20)), "Last"]
+
+
+@CASES.notices("any headers")
+async def large_headers_come_in_chunks_and_in_order(bench: Bench) -> None:
+    store = await bench.holder()
+    bench.sql(
+        "INSERT INTO pillarbox_outbox (aggregate_type, aggregate_id, event_type, topic, payload, headers)"
+        " SELECT 'order', '1', 'E' || i, 'orders', '{}', json_build_object('h', repeat('x', 90000))"
+        " FROM generate_series(0, 299) i"
+    )
+    read: list[str] = []
+    while entries := await store.entries(1000):
+        assert sum(entry.size for entry in entries) <= CHUNK + 2 * MB
+        await settle(store, entries)
+        read += names(entries)
+    assert read == [f"E{index}" for index in range(300)]
 
 
 @VERSIONS
