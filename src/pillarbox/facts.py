@@ -83,6 +83,14 @@ class VacuumedTable:
     dead: int
 
 
+class WideRole(NamedTuple):
+    """A role that is neither owner nor superuser, and may do more with the outbox than its work asks for."""
+
+    name: str
+    rights: Sequence[str]
+    """What is too much: "UPDATE"."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rights:
     """What the user of this connection may do with our tables, compared with what a relay needs."""
@@ -96,6 +104,10 @@ class Rights:
     """What the outbox lets it do that no relay needs: "UPDATE"."""
     public: Sequence[str] = ()
     """Of what tables everybody may do something."""
+    others: Sequence[WideRole] = ()
+    """To whom else the outbox is open wider than it should be."""
+    has_role: bool | None = None
+    """It has the relay's role; None if there is no such role."""
     sees_others: bool = True
     """It sees what the sessions of other users are at."""
 

@@ -79,6 +79,11 @@ class Terminal:
             line.rstrip() for line in _ESCAPES.sub("", frames[-2] if len(frames) > 1 else "").splitlines()
         ).strip()
 
+    @property
+    def text(self) -> str:
+        """All that was shown so far, without colours and movements."""
+        return _ESCAPES.sub("", self.shown)
+
     def until(self, *texts: str) -> str:
         """Wait for a frame that has all of these texts; give it."""
         deadline = time.monotonic() + PATIENCE

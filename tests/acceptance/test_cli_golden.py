@@ -11,11 +11,11 @@ import shlex
 import signal
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 import pytest
@@ -25,6 +25,7 @@ from pillarbox import Event, PublishRejected, Relay
 from pillarbox.cli.app import app, run
 from pillarbox.dbapi import Outbox
 from pillarbox.psycopg import Outbox as PostgresOutbox
+from servers.postgres import RunningPostgres
 from tests.acceptance.conftest import PATIENCE, Shop, migrate, until
 from tests.conftest import skip_unless_ours
 
@@ -50,15 +51,33 @@ COMMANDS = [
         "source slot shop",
         "adopt --dry-run",
         "relay watch",
+        "connector debezium --database postgresql://shop@db.internal/shop",
         "migrate sql",
         "migrate sql --no-transaction",
     ),
 ]
+AFRESH = {
+    "init --config new.toml": [],
+    "migrate up --database sqlite:///new.db": [],
+    "status": ["dead drop --all --yes", "relay once"],
+    "health": ["dead drop --all --yes", "relay once"],
+    "dead retry --all --yes": [],
+    "dead drop --all --yes": [],
+    "pause order-events --why moves": [],
+    "resume order-events": ["pause order-events"],
+    "prune --yes --set retention.published=none": [],
+}
+"""What succeeds only once: each form of it in a shop of its own, behind what has to be typed before."""
 DAEMONS = ["relay run", "events tail --last 2"]
 ON_POSTGRESQL = [
     *("source slot {slot} --dry-run", "source slot {slot} --yes", "relay once", "source slot nobody --yes"),
     *("source log --dry-run", "source log --yes", "source log --yes", "adopt --dry-run", "audit list"),
 ]
+AFRESH_ON_POSTGRESQL = {
+    "source log --yes": ["source slot {slot} --yes"],
+    "adopt --yes": [],
+    "relay watch": ["source slot {slot} --yes"],
+}
 NOT_GOLDEN = {"demo", "torture", "bench"}
 """Stories and measurements, which have tests of their own."""
 CHANGING = (
@@ -134,6 +153,23 @@ def test_the_commands_print_what_they_always_did(
     compare(said, GOLDEN)
 
 
+def test_what_succeeds_only_once_prints_what_it_always_did(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ""
+    for command, before in AFRESH.items():
+        for line in (command, f"{command} --json"):
+            for file in (*here.glob("*.db*"), here / "new.toml"):
+                file.unlink(missing_ok=True)
+            migrate(f"sqlite:///{here}/shop.db")
+            fill()
+            capfd.readouterr()
+            for one in before:
+                typed(one, capfd, monkeypatch)
+            said += told(line, *typed(line, capfd, monkeypatch))
+    compare(said, GOLDEN.with_name("golden_afresh.txt"))
+
+
 def told(line: str, code: int, out: str, err: str) -> str:
     """Write what was typed and what came of it."""
     talk = "".join(f"! {line}\n" for line in err.splitlines())
@@ -205,6 +241,57 @@ def test_the_commands_on_postgresql_print_what_they_always_did(
     compare(said.replace(slot, "{slot}"), GOLDEN.with_name("golden_postgres.txt"))
 
 
+def test_what_succeeds_only_once_on_postgresql_prints_what_it_always_did(
+    here: Path, postgres: RunningPostgres, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_unless_ours()
+    said = ""
+    for command, before in AFRESH_ON_POSTGRESQL.items():
+        for line in (command, f"{command} --json"):
+            with slotted(postgres, here, copied=command.startswith("adopt")) as slot:
+                for one in before:
+                    typed(one.format(slot=slot), capfd, monkeypatch)
+                if command == "relay watch":
+                    ended = watch_until_it_has_looked(here, line)
+                else:
+                    ended = typed(line, capfd, monkeypatch)
+                said += told(line, *ended).replace(slot, "{slot}")
+    compare(said, GOLDEN.with_name("golden_postgres_afresh.txt"))
+
+
+@contextmanager
+def slotted(postgres: RunningPostgres, here: Path, *, copied: bool) -> Iterator[str]:
+    """Make a database with an event and a replication slot, or a copy of one; give the slot's name."""
+    slot = f"golden_{uuid4().hex}"
+    database = postgres.create_database(slot)
+    migrate(database)
+    (here / "pillarbox.toml").write_text(f'database = "{database}"\nbroker = "sqlite:///stream.db"\n')
+    with psycopg.connect(database) as writer:
+        PostgresOutbox().add(writer, Event("OrderPlaced", {"order": 1}, aggregate=("order", 1)))
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [slot])
+        if copied:
+            connection.execute("UPDATE pillarbox_ticks SET cluster = 'another'")
+    try:
+        yield slot
+    finally:
+        postgres.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        postgres.drop_database(slot)
+
+
+def watch_until_it_has_looked(here: Path, line: str) -> tuple[int, str, str]:
+    """Run `relay watch` until it says what it watches; then tell it to stop."""
+    watch = Shop(here).start(f"pillarbox {line}")
+    try:
+        assert watch.stderr is not None
+        first = watch.stderr.readline()
+        watch.send_signal(signal.SIGTERM)
+        out, err = watch.communicate(timeout=PATIENCE)
+    finally:
+        watch.kill()
+    return watch.returncode, out, first + err
+
+
 def test_the_script_that_is_printed_is_the_one_that_makes_the_tables(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,11 +315,24 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]
 ALL = dict(leaves(typer.main.get_command(app)))
 
 
-def test_every_command_has_its_words_written_down() -> None:
-    commands = [*COMMANDS, *DAEMONS, *ON_POSTGRESQL]
-    golden = {path for path in ALL for command in commands if f"{command} ".startswith(f"{path} ")}
-    assert golden | NOT_GOLDEN == set(ALL)
-    assert not golden & NOT_GOLDEN
+FORMS = ("for people", "as JSON")
+
+
+def test_every_command_is_shown_where_it_succeeds_for_people_and_as_json() -> None:
+    files = ("golden", "golden_afresh", "golden_daemons", "golden_postgres", "golden_postgres_afresh")
+    shown = {
+        (command_of(line), FORMS[line.endswith(" --json")])
+        for file in files
+        for block in GOLDEN.with_name(f"{file}.txt").read_text().removeprefix("$ ").split("\n\n$ ")
+        for line in block.splitlines()[:1]
+        if block.rstrip().endswith("\n= 0")
+    }
+    assert shown == {(path, form) for path in ALL if path not in NOT_GOLDEN for form in FORMS}
+
+
+def command_of(line: str) -> str:
+    [path] = [path for path in ALL if f"{line} ".startswith(f"pillarbox {path} ")]
+    return path
 
 
 def test_what_is_mistyped_is_one_line_code_2_and_touches_nothing(

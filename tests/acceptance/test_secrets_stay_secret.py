@@ -5,7 +5,9 @@ import base64
 import logging
 import os
 import shlex
+import signal
 import sqlite3
+import subprocess
 import sys
 import traceback
 import urllib.error
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 from psycopg import sql
 
@@ -23,10 +26,13 @@ from pillarbox.cli.app import run
 from pillarbox.core.message import Message
 from pillarbox.core.secrets import HIDDEN
 from pillarbox.dbapi import Outbox
+from pillarbox.psycopg import Outbox as PostgresOutbox
 from pillarbox.stores.sqlite.schema import Tables
 from pillarbox.telemetry.logging import logger
 from servers.postgres import RunningPostgres
 from servers.process import free_port
+from tests.acceptance.pseudo_terminal import Terminal
+from tests.acceptance.test_cli_golden import ALL
 from tests.conftest import template_of
 
 if TYPE_CHECKING:
@@ -67,7 +73,14 @@ COMMANDS = (
         "events list --since soon",
     ),
     *("relay once --set relay.batch=many", "relay once --set relay.lease=1", "events list --no-such-flag"),
+    *("top", "top --once", "migrate sql --roles", "source slot shop --yes", "connector debezium --sql"),
 )
+ENDING_WITHOUT_DATABASE = ("events tail", "bench --yes --broker stdout:")
+"""What ends at once only because the database is away."""
+BY_FLAG = ("init --config new.toml --force", "torture --minutes 1")
+"""Those that know no settings: the database comes in by a flag, and by a variable of their own."""
+WITHOUT_DATABASE = {"demo", "consume"}
+"""The demo makes its own; a consumer's database is its module's affair."""
 BROKER_COMMANDS = (
     *("config show", "status", "health", "doctor", "relay once", "relay once --set relay.batch=many"),
     "consume billing:inbox --topic order-events --once",
@@ -181,10 +194,29 @@ def turns(commands: tuple[str, ...], offset: int) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_the_password_of_a_database_that_is_away(desk: Desk, offset: int) -> None:
-    for place, (command, way) in enumerate(turns(COMMANDS, offset)):
+    for place, (command, way) in enumerate(turns((*COMMANDS, *ENDING_WITHOUT_DATABASE), offset)):
         password = SPELLINGS[place % len(SPELLINGS)]
         desk.type(command, way, {"database": f"postgresql://shop:{password}@127.0.0.1:1/shop"})
     assert (desk.codes["config show"], desk.codes["stats"], desk.codes["health"]) == (0, 1, 3)
+
+
+@pytest.mark.parametrize("json", ["", " --json"])
+@pytest.mark.parametrize("command", BY_FLAG)
+def test_the_password_of_a_database_that_only_a_flag_names(desk: Desk, command: str, json: str) -> None:
+    for password in SPELLINGS:
+        desk.type(f"{command}{json}", "flag", {"database": f"postgresql://shop:{password}@127.0.0.1:1/shop"})
+
+
+def test_every_command_is_given_the_password_of_a_database() -> None:
+    typed = [*COMMANDS, *ENDING_WITHOUT_DATABASE, *BY_FLAG, *(command for command, *_ in DAEMONS), *LETTING_IN]
+    given = {path for path in ALL for command in typed if f"{command} ".startswith(f"{path} ")}
+    assert given == set(ALL) - WITHOUT_DATABASE
+
+
+def test_every_broker_that_takes_a_secret_meets_each_program_that_runs() -> None:
+    kinds = {name.partition(",")[0].partition("'")[0] for name in BROKERS if "slip" not in name}
+    assert {kind for _, kind, *_ in DAEMONS} == kinds | {"postgresql"}
+    assert set(CONSUMED) == kinds - {"webhooks"}, "webhooks have no consumer"
 
 
 @pytest.mark.parametrize("offset", OFFSETS)
@@ -217,27 +249,48 @@ def test_the_secrets_of_a_broker(desk: Desk, name: str, offset: int) -> None:
     if name.startswith("webhooks"):
         given |= {"webhooks.secrets": KEY, "webhooks.allow": "127.0.0.1"}
     for command, way in turns(BROKER_COMMANDS, offset + list(BROKERS).index(name)):
-        if name.startswith("kafka") and command in ("doctor", "consume billing:inbox --topic order-events --once"):
-            continue  # they wait for the cluster for ten seconds and more
+        if name.startswith("kafka") and command == "doctor":
+            continue  # it waits for the cluster for ten seconds and more
         desk.type(command, way, given)
     assert desk.codes["config show"] == (2 if name == "a slip" else 0)  # no broker is called so
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in BROKERS if name.startswith("kafka")])
+def test_the_secrets_of_kafka_where_it_is_waited_for(desk: Desk, name: str) -> None:
+    make_shop(desk.directory)
+    given = {"database": "sqlite:///shop.db", "broker": BROKERS[name], **OPTIONS.get(name, {})} | SPARSE
+    for way in WAYS:
+        desk.type("doctor", way, given)
+        assert desk.codes["doctor"] in (2, 3), way
+
+
+SQLITE = "sqlite:///shop.db"
+AWAY = f"postgresql://shop:{CANARY}@127.0.0.1:1/shop"
 DAEMONS = [
-    ("postgresql", f"postgresql://shop:{CANARY}@127.0.0.1:1/shop", "stdout:", "the database is away"),
-    *((kind, "sqlite:///shop.db", BROKERS[kind], "the broker is away") for kind in ("rabbitmq", "redis", "nats")),
-    ("webhooks", "sqlite:///shop.db", BROKERS["webhooks, plain"], "the broker is away"),
+    ("relay run", "postgresql", AWAY, "stdout:", "the database is away"),
+    ("relay watch", "postgresql", AWAY, "stdout:", "the database is away"),
+    *(
+        ("relay run", kind, SQLITE, BROKERS[kind], "the broker is away")
+        for kind in ("kafka", "rabbitmq", "redis", "nats")
+    ),
+    ("relay run", "webhooks", SQLITE, BROKERS["webhooks, plain"], "the broker is away"),
 ]
+CONSUMED = ("kafka", "rabbitmq", "redis", "nats")
+SOAKED = ("kafka", "rabbitmq", "nats")
 
 
-SOAKED = ("rabbitmq", "nats")
+def soaked(name: str) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.soak] if name in SOAKED else []
 
 
 @pytest.mark.parametrize(
-    ("kind", "database", "broker", "trouble"),
-    [pytest.param(*one, id=one[0], marks=[pytest.mark.soak] if one[0] in SOAKED else []) for one in DAEMONS],
+    ("command", "database", "broker", "trouble"),
+    [pytest.param(command, *rest, id=f"{command}, {kind}", marks=soaked(kind)) for command, kind, *rest in DAEMONS],
 )
-def test_a_relay_that_runs_says_no_secret(shop: "Shop", kind: str, database: str, broker: str, trouble: str) -> None:
+def test_a_daemon_that_runs_says_no_secret(
+    shop: "Shop", command: str, database: str, broker: str, trouble: str
+) -> None:
     make_shop(shop.directory)
     port = free_port()
     shop.environment |= {
@@ -248,19 +301,25 @@ def test_a_relay_that_runs_says_no_secret(shop: "Shop", kind: str, database: str
         "PILLARBOX_WEBHOOKS_ALLOW": "127.0.0.1",
         "PILLARBOX_DEBUG": "1",
     }
-    said = ""
-    with shop.running("pillarbox relay run --json") as relay:
-        assert relay.stderr is not None
-        while trouble not in said:
-            line = relay.stderr.readline()
-            assert line, said
-            said += line
+    with shop.running(f"pillarbox {command} --json") as daemon:
+        said = until_it_says(daemon, trouble)
         for path in ("/metrics", "/readyz", "/livez", "/startupz", "/nothing"):
             said += asked(f"http://127.0.0.1:{port}{path}")
-        relay.terminate()
-        said += "".join(relay.communicate(timeout=30))
-    assert "pillarbox_relay_up" in said
+        daemon.terminate()
+        said += "".join(daemon.communicate(timeout=30))
+    assert command != "relay run" or "pillarbox_relay_up" in said
     assert not [mark for mark in MARKS if mark in said], said
+
+
+def until_it_says(daemon: "subprocess.Popen[str]", words: str) -> str:
+    """Read what a daemon logs until these words; give all of it."""
+    assert daemon.stderr is not None
+    said = ""
+    while words not in said:
+        line = daemon.stderr.readline()
+        assert line, said
+        said += line
+    return said
 
 
 def asked(url: str) -> str:
@@ -272,19 +331,69 @@ def asked(url: str) -> str:
             return f"{refusal.headers}{refusal.read().decode()}"
 
 
-def test_a_consumer_that_runs_says_no_secret(shop: "Shop") -> None:
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=soaked(kind)) for kind in CONSUMED])
+def test_a_consumer_that_runs_says_no_secret(shop: "Shop", kind: str) -> None:
     make_shop(shop.directory)
-    shop.environment |= {"PILLARBOX_BROKER": BROKERS["redis"], "PILLARBOX_DEBUG": "1"}
-    said = ""
+    shop.environment |= {"PILLARBOX_BROKER": BROKERS[kind], "PILLARBOX_DEBUG": "1"}
     with shop.running("pillarbox consume billing:inbox --topic order-events") as consumer:
-        assert consumer.stderr is not None
-        while "the broker is away" not in said:
-            line = consumer.stderr.readline()
-            assert line, said
-            said += line
+        said = until_it_says(consumer, "the broker is away")
         consumer.terminate()
         said += "".join(consumer.communicate(timeout=30))
     assert MARK not in said
+
+
+LETTING_IN = {"relay run --broker stdout:": "holds 64 lanes", "relay watch": "watches the replication slot"}
+
+
+@pytest.mark.parametrize("command", LETTING_IN)
+def test_a_daemon_that_was_let_in_says_no_password(
+    shop: "Shop", command: str, guarded: Callable[[str], str], postgres: RunningPostgres
+) -> None:
+    shop.environment |= {"PILLARBOX_DATABASE": guarded(CANARY), "PILLARBOX_DEBUG": "1"}
+    slot = f"slot_{uuid.uuid4().hex}"
+    with psycopg.connect(guarded(CANARY), autocommit=True) as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", [slot])
+    try:
+        said = told(shop.type(f"pillarbox source slot {slot} --yes")) if "watch" in command else ""
+        with shop.running(f"pillarbox {command} --json") as daemon:
+            said += until_it_says(daemon, LETTING_IN[command])
+            daemon.terminate()
+            said += "".join(daemon.communicate(timeout=30))
+    finally:
+        postgres.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+    assert MARK not in said
+
+
+def told(done: "subprocess.CompletedProcess[str]") -> str:
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("json", ["", " --json"])
+def test_a_tail_that_was_let_in_says_no_password(shop: "Shop", json: str, guarded: Callable[[str], str]) -> None:
+    shop.environment |= {"PILLARBOX_DATABASE": guarded(CANARY), "PILLARBOX_DEBUG": "1"}
+    with psycopg.connect(guarded(CANARY)) as connection:
+        PostgresOutbox().add(connection, Event("OrderPlaced", {"order": 1}, aggregate=("order", 1)))
+    tail = shop.start(f"pillarbox events tail --last 1{json}")
+    try:
+        assert tail.stdout is not None
+        said = tail.stdout.readline()
+        assert "OrderPlaced" in said
+        tail.send_signal(signal.SIGINT)
+        said += "".join(tail.communicate(timeout=30))
+    finally:
+        tail.kill()
+    assert tail.returncode == 0
+    assert MARK not in said
+
+
+def test_the_live_view_shows_no_password(shop: "Shop", guarded: Callable[[str], str]) -> None:
+    environment = shop.environment | {"PILLARBOX_DATABASE": guarded(CANARY), "PILLARBOX_DEBUG": "1"}
+    with Terminal(["top"], shop.directory, environment) as terminal:
+        terminal.until("pending 0")
+        terminal.type("q")
+        assert terminal.end() == 0
+        assert "***" in terminal.shown
+        assert MARK not in terminal.shown
 
 
 TOLD = (

@@ -1,5 +1,6 @@
 """`pillarbox doctor` on PostgreSQL: each fault is planted in a real server, and found."""
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,12 +19,14 @@ from pillarbox.facts import PostgresFacts
 from pillarbox.psycopg import Outbox
 from pillarbox.settings import OutboxSettings
 from pillarbox.sqlalchemy import outbox_table
-from pillarbox.wiring import Relay, open_admin, open_doctor
+from pillarbox.stores.postgres.facts import Looking
+from pillarbox.stores.postgres.schema import Tables
+from pillarbox.wiring import Relay, SystemClock, open_admin, open_doctor
 from servers.pgbouncer import PgBouncer
 from servers.postgres import Postgres, RunningPostgres
 from servers.process import free_port
 from tests.conftest import EVERY_POSTGRES, FAKETIME, installed, skip_unless_ours
-from tests.integration.postgres_shop import made, roles
+from tests.integration.postgres_shop import made, roles, tables
 from tests.integration.postgres_world import soon
 
 Execute = Callable[..., None]
@@ -61,6 +64,16 @@ def user(postgres: RunningPostgres, migrated: str, execute: Execute) -> Iterator
     with psycopg.connect(migrated) as connection:
         connection.execute(roles())
     execute(f"CREATE ROLE {name} LOGIN IN ROLE pillarbox_relay, pg_read_all_stats")
+    yield name
+    execute(f"DROP OWNED BY {name}")
+    postgres.execute(f"DROP ROLE {name}")
+
+
+@pytest.fixture
+def other(user: str, postgres: RunningPostgres, execute: Execute) -> Iterator[str]:
+    """The name of another user, who may do nothing yet."""
+    name = f"other_{uuid.uuid4().hex}"
+    execute(f"CREATE ROLE {name} LOGIN")
     yield name
     execute(f"DROP OWNED BY {name}")
     postgres.execute(f"DROP ROLE {name}")
@@ -255,6 +268,43 @@ async def test_who_lacks_a_right_that_a_relay_needs_is_found(migrated: str, exec
     assert f"the user {user} lacks rights that a relay needs (DELETE on public.pillarbox_outbox)" in finding.line
 
 
+@pytest.mark.parametrize(
+    ("revoked", "missing"),
+    [
+        ("SELECT ON SEQUENCE pillarbox_outbox_id_seq", "SELECT on public.pillarbox_outbox_id_seq"),
+        ("UPDATE (count) ON pillarbox_audit", "UPDATE (count) on public.pillarbox_audit"),
+        ("UPDATE (failed) ON pillarbox_ticks", "UPDATE (failed) on public.pillarbox_ticks"),
+        ("UPDATE ON pillarbox_replays", "UPDATE on public.pillarbox_replays"),
+        ("SELECT ON pillarbox_events", "SELECT on public.pillarbox_events"),
+    ],
+)
+async def test_each_kind_of_right_that_is_gone_is_found(
+    migrated: str, execute: Execute, user: str, revoked: str, missing: str
+) -> None:
+    execute(f"REVOKE {revoked} FROM pillarbox_relay")
+    (finding,) = troubles(await gather(as_user(migrated, user)), but={"fsync"})
+    assert (finding.severity, finding.check) == ("problem", "rights")
+    assert f"({missing})" in finding.line
+    assert "which lacks them itself: run the script with the roles again" in finding.line
+    (script,) = finding.commands
+    assert script.startswith("pillarbox migrate sql --roles ")
+    execute(roles().decode())
+    assert troubles(await gather(as_user(migrated, user)), but={"fsync"}) == []
+
+
+def test_everything_that_is_granted_to_relays_is_asked_for() -> None:
+    tables = Tables("public", "x_")
+    grants = re.findall(r"^GRANT ([^;]+) TO [^;]*x_relay", tables.roles(), re.MULTILINE)
+    granted = {
+        (right.partition(" ")[0], name)
+        for grant in grants
+        for right in re.findall(r"[A-Z]+(?= ON |,| \()", grant.partition("public.")[0])
+        for name in re.findall(r"public\.x_\w+", grant)
+    }
+    assert {(one.right, one.name) for one in Looking(tables, SystemClock())._needed()} == granted
+    assert len(granted) > 40
+
+
 async def test_the_grant_that_is_given_is_enough(migrated: str, execute: Execute, user: str) -> None:
     mine = as_user(migrated, user)
     execute(f"REVOKE pillarbox_relay FROM {user}", f"GRANT SELECT ON pillarbox_meta TO {user}")
@@ -262,7 +312,69 @@ async def test_the_grant_that_is_given_is_enough(migrated: str, execute: Execute
     missing, *_ = [finding for finding in examine(facts) if finding.check == "rights"]
     assert missing.severity == "problem"
     assert facts.unread is not None  # and the outbox cannot be looked into
-    execute(missing.commands[0])
+    (grant,) = missing.commands
+    execute(grant)
+    assert troubles(await gather(mine), but={"fsync"}) == []
+
+
+async def test_who_only_looks_is_told_that_a_viewer_needs_no_more(migrated: str, execute: Execute, user: str) -> None:
+    execute(f"REVOKE pillarbox_relay FROM {user}", f"GRANT pillarbox_viewer TO {user}")
+    facts = await gather(as_user(migrated, user))
+    assert facts.unread is None
+    (finding,) = troubles(facts, but={"fsync"})
+    assert finding.check == "rights"
+    assert finding.line.endswith("Who only looks needs none of them: pillarbox_viewer is enough")
+
+
+async def test_where_there_are_no_roles_the_script_comes_first(durable: Postgres) -> None:
+    url = durable.create_database("roleless")
+    durable.execute("CREATE ROLE newcomer LOGIN IN ROLE pg_read_all_stats")
+    settings = Settings(database=durable.url("roleless", user="newcomer"), outbox=OutboxSettings(prefix="fresh_"))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(tables(prefix="fresh_"))
+        connection.execute("GRANT SELECT ON fresh_meta TO newcomer")
+        facts = await open_doctor(settings).gather()
+        missing, *_ = [finding for finding in examine(facts) if finding.check == "rights"]
+        assert "there is no role fresh_relay yet: run the script that makes it, then GRANT" in missing.line
+        (script,) = missing.commands
+        assert script.startswith("pillarbox migrate sql --roles ")
+        connection.execute(roles(prefix="fresh_"))
+        connection.execute('GRANT fresh_relay TO "newcomer"')
+    assert troubles(await open_doctor(settings).gather()) == []
+
+
+@pytest.mark.parametrize(
+    ("granted", "wide"),
+    [
+        ("SELECT, UPDATE, DELETE", "DELETE, SELECT, UPDATE"),
+        ("TRUNCATE", "TRUNCATE"),
+        ("UPDATE (payload)", "UPDATE"),
+    ],
+)
+async def test_a_writer_that_may_do_more_than_add_is_noted(
+    migrated: str, execute: Execute, user: str, other: str, granted: str, wide: str
+) -> None:
+    mine = as_user(migrated, user)
+    execute(f"GRANT pillarbox_writer TO {other}")
+    assert troubles(await gather(mine), but={"fsync"}) == []
+    execute(f"GRANT {granted} ON pillarbox_outbox TO {other}")
+    (finding,) = troubles(await gather(mine), but={"fsync"})
+    assert (finding.severity, finding.check) == ("note", "rights")
+    assert f"the role {other} may do more with the outbox than its work asks for ({wide})" in finding.line
+    execute(*finding.commands)
+    assert troubles(await gather(mine), but={"fsync"}) == []
+
+
+async def test_a_reader_that_is_no_writer_is_left_alone_and_one_that_deletes_is_noted(
+    migrated: str, execute: Execute, user: str, other: str
+) -> None:
+    mine = as_user(migrated, user)
+    execute(f"GRANT SELECT ON pillarbox_outbox TO {other}")  # as `connector debezium` has it
+    assert troubles(await gather(mine), but={"fsync"}) == []
+    execute(f"GRANT DELETE ON pillarbox_outbox TO {other}")
+    (finding,) = troubles(await gather(mine), but={"fsync"})
+    assert f"the role {other} may do more with the outbox than its work asks for (DELETE)" in finding.line
+    execute(f"GRANT pillarbox_relay TO {other}")
     assert troubles(await gather(mine), but={"fsync"}) == []
 
 
@@ -271,8 +383,9 @@ async def test_who_may_do_more_than_a_relay_is_noted(migrated: str, execute: Exe
     (finding,) = troubles(await gather(as_user(migrated, user)), but={"fsync"})
     assert (finding.severity, finding.check) == ("note", "rights")
     assert "may do more with the outbox than a relay does (UPDATE, TRUNCATE)" in finding.line
-    (superuser,) = troubles(await gather(migrated), but={"fsync"})
+    superuser, wide = troubles(await gather(migrated), but={"fsync"})
     assert "is a superuser" in superuser.line
+    assert f"the role {user} may do more with the outbox" in wide.line
 
 
 async def test_what_is_granted_to_everybody_is_found(migrated: str, execute: Execute) -> None:

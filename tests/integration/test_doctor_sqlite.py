@@ -2,7 +2,9 @@
 
 import sqlite3
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -64,6 +66,28 @@ async def test_another_journal_mode_is_found_and_left_as_it_is(file: Path, execu
     assert execute("PRAGMA journal_mode") == [("delete",)]
     execute(finding.commands[0])
     assert await troubles(file) == []
+
+
+class Hasty(sqlite3.Connection):
+    """A connection of an SQLite that was built with another default (SQLITE_DEFAULT_WAL_SYNCHRONOUS)."""
+
+    level = 2
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.execute(f"PRAGMA synchronous = {self.level}")
+
+
+@pytest.mark.parametrize(("level", "name"), [(0, "OFF"), (1, "NORMAL")])
+async def test_an_sqlite_that_does_not_wait_for_the_disk_is_found(
+    file: Path, monkeypatch: pytest.MonkeyPatch, level: int, name: str
+) -> None:
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Hasty))
+    assert await troubles(file) == []
+    monkeypatch.setattr(Hasty, "level", level)
+    (finding,) = await troubles(file)
+    assert (finding.severity, finding.check) == ("problem", "synchronous")
+    assert f"to open files with synchronous = {name}: " in finding.line
 
 
 async def test_a_file_of_the_application_without_our_tables_lacks_nothing_else(tmp_path: Path) -> None:

@@ -99,7 +99,9 @@ async def test_in_an_empty_outbox_there_is_nothing_more(tmp_path: Path) -> None:
             assert await admin.look_for(query) == looking.Looked([], False)
 
 
-async def test_no_query_reads_more_rows_than_a_stretch(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> list[Query]:
+    """The queries that the store is asked."""
     asked: list[Query] = []
     find = admin._store.find
 
@@ -108,10 +110,44 @@ async def test_no_query_reads_more_rows_than_a_stretch(admin: Admin, monkeypatch
         return await find(query)
 
     monkeypatch.setattr(admin._store, "find", seen)
+    return asked
+
+
+async def test_no_query_reads_more_rows_than_a_stretch(admin: Admin, asked: list[Query]) -> None:
     await admin.look_for(Query(type="E1", since=at(0), until=at(50)))
     wide = [query for query in asked if query.limit > 1]
     assert [(query.after, query.upto) for query in wide] == [(40, 50)]
     assert len(asked) <= 25
+
+
+async def test_counting_looks_at_a_stretch_at_a_time_and_leaves_none_out(admin: Admin, asked: list[Query]) -> None:
+    assert await admin.count(Query(status=("published",), type="E55")) == 1
+    wide = [(query.after, query.upto) for query in asked if query.limit > 1 and query.type]
+    assert sorted(set(wide)) == [*((n, n + STRETCH) for n in range(0, 50, 10)), (50, 60), (55, 60)] + [
+        (n, n + STRETCH) for n in range(60, EVENTS, 10)
+    ]
+
+
+async def test_counting_keeps_to_the_bounds_of_its_query(admin: Admin, asked: list[Query]) -> None:
+    assert await admin.count(Query(status=("published",), topic="orders", after=25, upto=48)) == 23
+    assert {query.upto for query in asked if query.limit > 1} == {35, 45, 48}
+
+
+async def test_counting_steps_over_a_gap_however_wide(admin: Admin, asked: list[Query], tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+        connection.execute("DELETE FROM pillarbox_outbox WHERE id BETWEEN 5 AND 94")
+        connection.execute("UPDATE pillarbox_outbox SET id = ? WHERE id = 100", [2**63 - 5])
+    assert await admin.count(Query(type="E100")) == 1
+    assert await admin.count(Query(topic="orders")) == 10
+    assert len(asked) <= 25
+
+
+async def test_counting_goes_no_further_than_it_counts(
+    admin: Admin, asked: list[Query], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pillarbox.admin.admin.COUNTED", 15)
+    assert await admin.count(Query(topic="orders")) == 16
+    assert max(query.upto or 0 for query in asked) == 2 * STRETCH
 
 
 async def test_a_look_from_the_last_position_that_there_can_be_goes_no_further(admin: Admin, tmp_path: Path) -> None:

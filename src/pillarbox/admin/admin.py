@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 from pillarbox.admin.diagnosis import Finding, diagnose, living
 from pillarbox.admin.figures import Figures
-from pillarbox.admin.looking import Looked, last_added_by, look_for
+from pillarbox.admin.looking import Looked, last_added_by, look_for, stretches
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Place
 from pillarbox.core.payload import is_json
@@ -148,10 +148,13 @@ class Admin:
 
     async def count(self, query: Query) -> int:
         """Count events, up to COUNTED + 1; by pages, so that their payloads are not in memory all at once."""
-        query, count = replace(query, newest_first=False, limit=PAGE), 0
-        while count <= COUNTED and (page := await self._store.find(query)):
-            count += len(page)
-            query = replace(query, after=page[-1].position)
+        count = 0
+        async for stretch in stretches(self._store, replace(query, newest_first=False, limit=PAGE)):
+            while count <= COUNTED and (page := await self._store.find(stretch)):
+                count += len(page)
+                stretch = replace(stretch, after=page[-1].position)
+            if count > COUNTED:
+                break
         return min(count, COUNTED + 1)
 
     async def group_dead(self, query: Query) -> Sequence[DeadGroup]:

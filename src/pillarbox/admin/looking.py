@@ -1,6 +1,6 @@
 """Looking events up for people: as far as an index leads, and else in a bounded stretch of the log."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -38,14 +38,31 @@ async def look_for(store: Records, query: Query) -> Looked:
     return Looked(records, await _goes_on(store, query, further))
 
 
+async def stretches(store: Records, query: Query) -> AsyncIterator[Query]:
+    """Cut a query into such that look at no more than a stretch of the log each, the oldest first. All of them together
+    may well look at all of it; but no statement lasts so long that it is broken off, or holds vacuum back."""
+    if not _is_loose(query):
+        yield query
+        return
+    after = query.after
+    while next := await store.find(Query(after=after, upto=query.upto, newest_first=False, limit=1)):
+        begin = next[0].position  # not `after`: ids have gaps, and some are wide
+        after = min(begin - 1 + STRETCH, LAST if query.upto is None else query.upto)
+        yield replace(query, after=begin - 1, upto=after, newest_first=False)
+
+
 def _walks(query: Query) -> bool:
+    """Tell whether a query may have to walk over the whole log."""
+    return _is_loose(query) and query.after is None and query.upto is None
+
+
+def _is_loose(query: Query) -> bool:
     """Tell whether a query may have to walk over what it does not want."""
     if query.side == "inbox" or query.ids or query.aggregate:
         return False
     if query.status and IN_THE_LOT.issuperset(query.status):
         return False
-    narrow = (query.status, query.type, query.topic, query.since, query.until, query.error)
-    return any(narrow) and query.after is None and query.upto is None
+    return any((query.status, query.type, query.topic, query.since, query.until, query.error))
 
 
 async def _beginning(store: Records, query: Query) -> int | None:

@@ -36,11 +36,11 @@ class Drained(NamedTuple):
 class CountingRelay:
     """A relay process; says when it took its first lanes and how many events it has settled."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, work: Callable[..., None]) -> None:
         self._taken_at: Synchronized[float] = shared("d")
         self._settled: Synchronized[int] = shared("q")
         # The clock is the machine's, so both processes read the same one.
-        self.child = Child("relay", _relay, settings, self._taken_at, self._settled)
+        self.child = Child("relay", work, settings, self._taken_at, self._settled)
 
     @property
     def taken_at(self) -> float:
@@ -55,7 +55,9 @@ class CountingRelay:
         self.child.check()
 
 
-def _relay(settings: Settings, taken_at: Any, settled: Any, pipe: Any) -> None:
+def relaying(settings: Settings, taken_at: Any, settled: Any, pipe: Any) -> None:
+    """Run a relay, and count."""
+
     def note(moment: Moment, facts: Facts) -> None:
         if moment is Moment.LANES_TAKEN and not taken_at.value:
             taken_at.value = perf_counter()
@@ -69,9 +71,9 @@ def _relay(settings: Settings, taken_at: Any, settled: Any, pipe: Any) -> None:
     Relay(settings, hooks=Hooks(note), **way_out).run_forever()
 
 
-def drain(place: Place, until: int) -> Drained:
+def drain(place: Place, until: int, work: Callable[..., None] = relaying) -> Drained:
     """Let one relay settle the first `until` events; count since it took its lanes."""
-    with closing(place.connect()) as connection, relays(place.settings, 1) as [relay]:
+    with closing(place.connect()) as connection, relays(place.settings, 1, work) as [relay]:
         wait(lambda: relay.taken_at > 0, "the relay to take its lanes", [relay])
         before = _spent(place, connection, [relay])
         wait(lambda: relay.settled >= until, "the events to be settled", [relay])
@@ -100,9 +102,9 @@ def drain_together(place: Place, count: int, events: int, fill: Callable[[], obj
 
 
 @contextmanager
-def relays(settings: Settings, count: int) -> Iterator[list[CountingRelay]]:
+def relays(settings: Settings, count: int, work: Callable[..., None] = relaying) -> Iterator[list[CountingRelay]]:
     """Start relays; in the end they hand over."""
-    started = [CountingRelay(settings) for _ in range(count)]
+    started = [CountingRelay(settings, work) for _ in range(count)]
     with running(*(relay.child for relay in started)):
         yield started
 

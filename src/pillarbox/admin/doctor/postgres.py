@@ -5,7 +5,8 @@ from datetime import timedelta
 
 from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
 from pillarbox.admin.wording import command, counted
-from pillarbox.facts import Lax, PostgresFacts, XminHolder
+from pillarbox.facts import Lax, PostgresFacts, Rights, XminHolder
+from pillarbox.settings import Settings
 from pillarbox.settings.durations import about
 
 NEWEST = 18
@@ -90,14 +91,15 @@ def _literal(text: str) -> str:
 def _rights(facts: Facts) -> Iterator[Trouble]:
     rights, settings = _of(facts).rights, facts.settings
     prefix = f"{settings.outbox.prefix}relay"
-    grant = (f"GRANT {prefix} TO {_quoted(rights.user)}", command("migrate sql --roles", settings))
     if rights.missing:
         some, more = ", ".join(rights.missing[:3]), len(rights.missing) - 3
+        mends, statement = _granted(rights, settings)
         line = (
             f"the user {rights.user} lacks rights that a relay needs ({some}{f' and {more} more' if more > 0 else ''}):"
-            f" it would stop at the first of them; grant it the role {prefix}, which the script with the roles makes"
+            f" a relay of its would stop at the first of them; {mends}. Who only looks needs none of them:"
+            f" {settings.outbox.prefix}viewer is enough"
         )
-        yield Trouble("problem", line, grant)
+        yield Trouble("problem", line, (statement,))
     if rights.superuser or rights.owner or rights.beyond:
         what = (
             "is a superuser"
@@ -111,11 +113,30 @@ def _rights(facts: Facts) -> Iterator[Trouble]:
             f" others rely on; let relays log in as a user with the role {prefix} alone"
         )
         yield Trouble("note", line, (command("migrate sql --roles", settings),))
+    outbox = f"{settings.outbox.schema}.{settings.outbox.prefix}outbox"
+    for role in rights.others:
+        what = ", ".join(role.rights)
+        line = (
+            f"the role {role.name} may do more with the outbox than its work asks for ({what}): writers only add"
+            " events, and nobody changes one; whoever gets hold of it can do so"
+        )
+        yield Trouble("note", line, (f"REVOKE {what} ON {outbox} FROM {_quoted(role.name)}",))
     for table in rights.public:
         line = (
             f"everybody who can connect has rights on {table}, granted to PUBLIC: events may be read, forged or deleted"
         )
         yield Trouble("problem", line, (f"REVOKE ALL ON {table} FROM PUBLIC",))
+
+
+def _granted(rights: Rights, settings: Settings) -> tuple[str, str]:
+    """Say how the user comes by the relay's rights, and with which command that begins."""
+    role, script = f"{settings.outbox.prefix}relay", command("migrate sql --roles", settings)
+    grant = f"GRANT {role} TO {_quoted(rights.user)}"
+    if rights.has_role is None:
+        return f"there is no role {role} yet: run the script that makes it, then {grant}", script
+    if rights.has_role:
+        return f"it has the role {role}, which lacks them itself: run the script with the roles again", script
+    return f"grant it the role {role}", grant
 
 
 def _identity(facts: Facts) -> Iterator[Trouble]:

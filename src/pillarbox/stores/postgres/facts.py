@@ -3,7 +3,7 @@
 import re
 from datetime import timedelta
 from importlib.resources import files
-from typing import Any
+from typing import NamedTuple
 
 from pillarbox.errors import ConfigError, StoreError, StoreUnavailable
 from pillarbox.facts import (
@@ -13,6 +13,7 @@ from pillarbox.facts import (
     PreparedTransaction,
     Rights,
     VacuumedTable,
+    WideRole,
     XminHolder,
 )
 from pillarbox.ports import Clock
@@ -24,7 +25,10 @@ from pillarbox.stores.postgres.schema import NEEDED, Tables
 
 TOLD = 5
 """So many of the oldest transactions are given."""
-_ON_TABLES = re.compile(r"GRANT ([A-Z, ]+) ON ((?:\{p\}\w+,?\s+)+)TO [^;]*?\{prefix\}relay\b")
+_GRANTS = re.compile(
+    r"^GRANT ([A-Z, ]+?)(?: \(([a-z_, ]+)\))? ON (SEQUENCE )?((?:\{p\}\w+,?\s+)+)TO [^;]*?\{prefix\}relay\b",
+    re.MULTILINE,
+)
 _SWITCHES = ("fsync", "full_page_writes", "autovacuum", "track_counts")
 _BEYOND = ("INSERT", "UPDATE", "TRUNCATE", "TRIGGER")
 """What no relay needs of the outbox."""
@@ -153,17 +157,17 @@ class Looking:
 
     async def _rights(self, connection: Connection, *, made: bool) -> Rights:
         outbox = f"{self._tables.place}outbox"
-        [[user, superuser, owner, sees]] = await connection.run(
+        [[user, superuser, owner, has_role, sees]] = await connection.run(
             "SELECT current_user::text, r.rolsuper,"
-            " coalesce(pg_has_role(c.relowner, 'USAGE'), false), pg_has_role('pg_read_all_stats', 'USAGE')"
+            " coalesce(pg_has_role(c.relowner, 'USAGE'), false),"
+            " (SELECT pg_has_role(oid, 'USAGE') FROM pg_roles WHERE rolname = %s),"
+            " pg_has_role('pg_read_all_stats', 'USAGE')"
             " FROM pg_roles r LEFT JOIN pg_class c ON c.oid = to_regclass(%s) WHERE r.rolname = current_user",
-            [outbox],
+            [self._role("relay"), outbox],
         )
         if not made:
-            return Rights(user, superuser, owner, sees_others=sees)
-        needed = self._needed()
-        missing = await self._refused(connection, needed)
-        granted = set(_BEYOND) - {right for right, _ in await self._refused(connection, [(r, outbox) for r in _BEYOND])}
+            return Rights(user, superuser, owner, has_role=has_role, sees_others=sees)
+        refused = await self._refused(connection, [_Grant(right, "", "", outbox) for right in _BEYOND])
         public = await connection.run(
             "SELECT DISTINCT c.oid::regclass::text FROM pg_class c, aclexplode(c.relacl) a"
             " WHERE a.grantee = 0 AND c.relnamespace = to_regnamespace(%s) AND c.relname = ANY (%s) ORDER BY 1",
@@ -173,26 +177,71 @@ class Looking:
             user,
             superuser,
             owner,
-            tuple(f"{right} on {table}" for right, table in missing),
-            tuple(right for right in _BEYOND if right in granted),
+            tuple(map(str, await self._refused(connection, self._needed()))),
+            tuple(right for right in _BEYOND if right not in {grant.right for grant in refused}),
             tuple(row[0] for row in public),
+            await self._wide(connection, outbox),
+            has_role,
             sees,
         )
 
-    def _needed(self) -> list[tuple[str, str]]:
+    def _role(self, name: str) -> str:
+        return f"{self._tables.prefix}{name}"
+
+    def _needed(self) -> "list[_Grant]":
         """Read what a relay needs from the script that grants it."""
         script = files("pillarbox.stores.postgres").joinpath("roles.sql").read_text()
         return [
-            (right.strip(), f"{self._tables.place}{table}")
-            for rights, tables in _ON_TABLES.findall(script)
-            for table in re.findall(r"\{p\}(\w+)", tables)
+            _Grant(right.strip(), column.strip(), kind.strip(), f"{self._tables.place}{name}")
+            for rights, columns, kind, names in _GRANTS.findall(script)
+            for name in re.findall(r"\{p\}(\w+)", names)
             for right in rights.split(",")
+            for column in columns.split(",")
         ]
 
-    async def _refused(self, connection: Connection, asked: list[tuple[str, str]]) -> list[tuple[Any, ...]]:
+    async def _refused(self, connection: Connection, asked: "list[_Grant]") -> "list[_Grant]":
         """Choose the rights that the user does not have."""
-        return await connection.run(
-            "SELECT a.wanted, a.name FROM unnest(%s::text[], %s::text[]) a(wanted, name)"
-            " WHERE to_regclass(a.name) IS NOT NULL AND NOT has_table_privilege(to_regclass(a.name)::oid, a.wanted)",
-            [[right for right, _ in asked], [table for _, table in asked]],
+        rows = await connection.run(
+            "SELECT a.wanted, a.part, a.kind, a.name"
+            " FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[]) a(wanted, part, kind, name)"
+            " CROSS JOIN LATERAL (SELECT to_regclass(a.name)::oid AS oid) c WHERE c.oid IS NOT NULL AND NOT CASE"
+            " WHEN a.kind = 'SEQUENCE' THEN has_sequence_privilege(c.oid, a.wanted)"
+            " WHEN a.part <> '' THEN has_column_privilege(c.oid, a.part, a.wanted)"
+            " ELSE has_table_privilege(c.oid, a.wanted) END",
+            [list(column) for column in zip(*asked, strict=True)],
         )
+        return [_Grant(*row) for row in rows]
+
+    async def _wide(self, connection: Connection, outbox: str) -> tuple[WideRole, ...]:
+        """Look to whom the outbox was granted for more than their work. Writers only add. Relays read and delete.
+        Others may read it (Debezium does), and no more."""
+        rows = await connection.run(
+            "WITH grants AS (SELECT c.relowner, a.grantee, a.privilege_type AS granted FROM pg_class c,"
+            " aclexplode(c.relacl) a WHERE c.oid = to_regclass(%s)"
+            " UNION SELECT c.relowner, a.grantee, a.privilege_type FROM pg_class c JOIN pg_attribute t"
+            " ON t.attrelid = c.oid, aclexplode(t.attacl) a"
+            " WHERE c.oid = to_regclass(%s) AND a.privilege_type = 'UPDATE'),"
+            " known AS (SELECT (SELECT oid FROM pg_roles WHERE rolname = %s) AS relay,"
+            " (SELECT oid FROM pg_roles WHERE rolname = %s) AS writer)"
+            " SELECT r.rolname::text, array_agg(g.granted::text ORDER BY g.granted)"
+            " FROM grants g JOIN pg_roles r ON r.oid = g.grantee CROSS JOIN known k"
+            " CROSS JOIN LATERAL (SELECT coalesce(pg_has_role(r.oid, k.relay, 'MEMBER'), false) AS relays,"
+            " coalesce(pg_has_role(r.oid, k.writer, 'MEMBER'), false) AS writes) does"
+            " WHERE NOT r.rolsuper AND NOT pg_has_role(r.oid, g.relowner, 'USAGE') AND r.rolname <> current_user"
+            " AND NOT (g.granted = 'INSERT' OR (g.granted = 'DELETE' AND relays)"
+            " OR (g.granted = 'SELECT' AND (relays OR NOT writes))) GROUP BY r.rolname ORDER BY r.rolname",
+            [outbox, outbox, self._role("relay"), self._role("writer")],
+        )
+        return tuple(WideRole(name, tuple(granted)) for name, granted in rows)
+
+
+class _Grant(NamedTuple):
+    right: str
+    column: str
+    """Empty: all of it."""
+    kind: str
+    """SEQUENCE, or empty for a table or view."""
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.right}{f' ({self.column})' if self.column else ''} on {self.name}"

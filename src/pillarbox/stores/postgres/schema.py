@@ -39,7 +39,7 @@ class Tables:
     """All tables with one prefix, in one schema."""
 
     def __init__(self, schema: str, prefix: str) -> None:
-        self.schema, self._prefix = schema, prefix
+        self.schema, self.prefix = schema, prefix
         self.place = f"{schema}.{prefix}"
         self._cure = f"run pillarbox {migrate_up('…', schema, prefix)}"
 
@@ -68,7 +68,7 @@ class Tables:
             else:
                 columns = (column for column in COLUMN.findall(body) if column not in there[table])
                 missing += [f"the column {column} of {self.schema}.{table}" for column in columns]
-        if f"{self._prefix}lanes" in there and await self._may_read(connection, "lanes"):
+        if f"{self.prefix}lanes" in there and await self._may_read(connection, "lanes"):
             [[lanes]] = await connection.run(f"SELECT count(*) FROM {self.place}lanes")
             missing += [f"{LANES - lanes} of the {LANES} rows of {self.place}lanes"] if lanes < LANES else []
         return missing
@@ -170,7 +170,7 @@ class Tables:
         for name, value in (
             ("{sequence}", f"{self.place}outbox_id_seq"),
             ("{p}", self.place),
-            ("{prefix}", self._prefix),
+            ("{prefix}", self.prefix),
             ("{schema}", self.schema),
         ):
             text = text.replace(name, value)
