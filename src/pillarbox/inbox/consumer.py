@@ -19,7 +19,7 @@ from pillarbox.core.changed_order import check_order
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy, words_of
 from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Blocked, Settled, Settlement, Window
+from pillarbox.core.window import Blocked, Settlement, Window
 from pillarbox.daemon import Daemon
 from pillarbox.errors import BrokerUnavailable, ConfigError, HandlerMissing, StoreUnavailable
 from pillarbox.inbox import lot
@@ -459,18 +459,17 @@ class Intake:
             facts = received.facts
             if isinstance(verdict, RetryAt):
                 self._hooks.reach(Moment.EVENT_RETRYING, error=received.brief or verdict.error, at=verdict.at, **facts)
-            elif received.numbering is not None:
+            elif isinstance(verdict, Dead) and received.numbering in ("gap", "conflict"):
                 self._tell_number(received, verdict)
             elif isinstance(verdict, Dead):
                 self._hooks.reach(Moment.EVENT_DEAD, error=received.brief or verdict.error, **facts)
 
-    def _tell_number(self, received: Received, verdict: Settled) -> None:
+    def _tell_number(self, received: Received, verdict: Dead) -> None:
         """Tell of an aggregate that stands because of a number; where there is no order, a gap is told of later."""
         if received.numbering == "gap" and self._rules.unordered:
             return
         moment = Moment.NUMBER_MISSING if received.numbering == "gap" else Moment.NUMBER_CONFLICT
-        error = getattr(verdict, "error", None)
-        facts = received.facts | {"aggregate": received.aggregate, "number": received.number, "error": error}
+        facts = received.facts | {"aggregate": received.aggregate, "number": received.number, "error": verdict.error}
         self._hooks.reach(moment, **facts)
 
     async def _acknowledge(self) -> None:
