@@ -170,7 +170,7 @@ class Intake:
         self._handling = pulse.around(Handling(inbox, rules, clock, hooks, self._blocked, wrap), "books")
         self._hinting = None if hint is None else self._hinting_with(hint)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
-        self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key
+        self._out: dict[str, Received] = {}  # the parked ones that are in the window, by key
         self._look_at = self._hold_at = self._fetch_at = self._record_at = 0.0
         self._forget_at = asyncio.get_running_loop().time() + FORGET_FIRST
         self._unstored: list[Received] = []
@@ -281,7 +281,8 @@ class Intake:
             return
         texts, now_at = self._inbox.texts, self._clock.now()
         try:
-            seen = await self._handling.books(lot.look(texts, now_at, self._out.values()), reading=True)
+            out = {received.line for received in self._out.values()}
+            seen = await self._handling.books(lot.look(texts, now_at, out), reading=True)
             if seen.overdue:
                 await self._give_up(seen.overdue)
             room = min(self._window.room, CLAIM - len(self._out))
@@ -299,7 +300,7 @@ class Intake:
         self._blocked.clear()
         self._blocked.update(seen.standing)
         self._blocked.update(item.line for item, verdict in self._unsettled if item.line and _blocks(verdict))
-        self._out.update((received.key, received.line) for received in due)
+        self._out.update((received.key, received) for received in due)
         if self._hinting:
             self._hinting.place(due)
         self._window.enter(due, self._clock.now())
@@ -398,12 +399,12 @@ class Intake:
             await self._record()
 
     def _collect(self) -> bool:
-        """Take the workers' verdicts; tell whether one of them is a failure."""
+        """Take the workers' verdicts; tell whether one of them is a failure, or others of its kind wait for it."""
         settled = [*self._window.settle(self._handling.answers(), self._blocked), *self._give_back()]
         self._unsettled += settled
         # Blocked from now on, not only once it is recorded: the next of its line could be ready before that.
         self._blocked.update(item.line for item, verdict in settled if item.line and _blocks(verdict))
-        return any(isinstance(verdict, RetryAt | Dead) for _, verdict in settled)
+        return any(isinstance(verdict, RetryAt | Dead) or lot.is_deadly(item) for item, verdict in settled)
 
     def _give_back(self) -> Sequence[Settlement[Received]]:
         """Let go of lines whose head somebody else has put back: what we have of them stands behind it again."""
