@@ -39,7 +39,7 @@ BESIDE_PATIENCE, DEADLY_PATIENCE = timedelta(seconds=0.2), timedelta(minutes=1)
 """So long what one process has died with waits for others at most, and what more have."""
 BUFFER = 1000
 """So long, and behind so many events of its aggregate, a missing number is waited for before somebody is told, where
-the broker keeps no order."""
+the broker keeps no order. What comes later is kept all the same: the missing one may be among it."""
 
 
 class Head(NamedTuple):
