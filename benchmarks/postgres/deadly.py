@@ -1,5 +1,5 @@
 """How fast other aggregates are handled while one handler kills its process at every try and a supervisor starts it
-again, beside the same without the killer; and how long any of them stands still while others are handled."""
+again, beside the same without the killer; and how long any of them stands still after a restart."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def apply(connection, event):
 
 
 class Run(NamedTuple):
-    """How the other aggregates fared: events a second, and for how many seconds any of them stood still."""
+    """How the other aggregates fared: events a second, and how many seconds any of them stood still after a restart."""
 
     rate: float
     stall: float
@@ -54,7 +54,7 @@ def rows(server: RunningPostgres, place: Path, quick: bool, tell: Progress) -> l
 
     name = "handle other aggregates while one handler kills its process, beside none that does"
     rates = in_rounds(name, "events/s", both, tell)
-    name = "any other aggregate beside it: longest stall while others are handled"
+    name = "any other aggregate beside it: longest stall after a restart"
     return [rates, alone(name, "s", max(stalls), Goal("<=", 2))]
 
 
@@ -81,24 +81,17 @@ def _run_all(server: RunningPostgres, place: Path, count: int, *, deadly: bool) 
 
 
 def _longest_stall(effects: Sequence[tuple[str, float]], deaths: Sequence[float]) -> float:
-    """Give how long an aggregate was not handled at most, but for restarts: from a death until something is handled."""
+    """Give how long an aggregate was not handled at most after a restart, which lasts until something is handled."""
     restarts = [(death, min((at for _, at in effects if at > death), default=death)) for death in deaths]
     last: dict[str, float] = {}
     longest, begins = 0.0, effects[0][1]
     for key, at in effects:
         since = last.get(key, begins)
-        longest = max(longest, at - since - _covered(restarts, since, at))
-        last[key] = at
+        for death, again in restarts:
+            if since < death < at:
+                longest, since = max(longest, death - since), again
+        longest, last[key] = max(longest, at - since), at
     return longest
-
-
-def _covered(spans: Sequence[tuple[float, float]], since: float, until: float) -> float:
-    """Give how much of a time spans cover that begin in order and end in order."""
-    covered, done = 0.0, since
-    for begin, end in spans:
-        covered += max(0.0, min(end, until) - max(begin, done))
-        done = max(done, end)
-    return covered
 
 
 def _supervise(folder: Path, url: str, broker: str, others: int) -> Sequence[float]:

@@ -15,6 +15,7 @@ from pillarbox.core.retry import RetryPolicy
 from pillarbox.inbox import lot
 from pillarbox.inbox.handling import Handling, Rules
 from pillarbox.inbox.received import Received, receive
+from pillarbox.inbox.waiting import Waiting
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from tests.unit.consumer_bench import ConsumerBench, Deliveries, id_of, message
 
@@ -347,3 +348,12 @@ async def test_after_a_death_a_parked_event_is_left_alone_for_a_while(bench: Dea
     bench.clock.advance(1)
     await bench.deliver()
     assert bench.applied() == [1]
+
+
+async def test_a_deadly_one_waits_for_no_backlog_that_is_ready() -> None:
+    """Else each of those that were tried beside it would wait for all that is in the window, one after the other."""
+    ordinary, deadly = (Received(Delivery(message(n)), attempts=1) for n in (1, 2))
+    deadly.abandoned = True
+    waiting = Waiting()
+    waiting.put([[(1, ordinary)], [(2, ordinary)], [(3, deadly)]])
+    assert [await waiting.wait() for _ in range(3)] == [[(3, deadly)], [(1, ordinary)], [(2, ordinary)]]

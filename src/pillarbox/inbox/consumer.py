@@ -404,7 +404,7 @@ class Intake:
         self._unsettled += settled
         # Blocked from now on, not only once it is recorded: the next of its line could be ready before that.
         self._blocked.update(item.line for item, verdict in settled if item.line and _blocks(verdict))
-        return any(isinstance(verdict, RetryAt | Dead) or lot.is_deadly(item) for item, verdict in settled)
+        return any(isinstance(verdict, RetryAt | Dead) or item.deadly for item, verdict in settled)
 
     def _give_back(self) -> Sequence[Settlement[Received]]:
         """Let go of lines whose head somebody else has put back: what we have of them stands behind it again."""

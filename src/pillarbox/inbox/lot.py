@@ -105,7 +105,9 @@ def claim(
         yield texts("lock", texts.consumer)
     lines_out = {line_text(received.line) for received in out.values()}
     rows: list[Sequence[Any]] = []
-    if not any(map(is_deadly, out.values())):  # before the others: behind a backlog its turn would never come
+    if not any(
+        received.deadly for received in out.values()
+    ):  # before the others: behind a backlog its turn would never come
         rows += yield from _deadly(texts, now - BESIDE_PATIENCE, now - DEADLY_PATIENCE, room)
     lines_out.update(row[1] for row in rows)
     if len(rows) < room:
@@ -138,11 +140,6 @@ def _due(texts: Texts, at: int, room: int, lines_out: Collection[str | None]) ->
     if len(rows) < room:
         rows += yield texts("due_stored", consumer, room - len(rows))
     return rows
-
-
-def is_deadly(received: Received) -> bool:
-    """Say whether a process has died with it, out of the parking lot or on its way there."""
-    return received.abandoned and received.attempts > 0
 
 
 def _deadly(texts: Texts, one: datetime, more: datetime, room: int) -> Program[Sequence[Any]]:
