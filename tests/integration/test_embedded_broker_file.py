@@ -30,9 +30,11 @@ def publisher_of(path: Path, seconds: float = 10, hooks: Hooks | None = None) ->
     return SqlitePublisher(path, publish_timeout=timedelta(seconds=seconds), hooks=hooks or Hooks())
 
 
-def subscriber_of(path: Path, clock: ManualClock | None = None, consumer: str = "billing") -> SqliteSubscriber:
+def subscriber_of(
+    path: Path, clock: ManualClock | None = None, consumer: str = "billing", topic: str = "orders"
+) -> SqliteSubscriber:
     clock = clock or ManualClock(datetime.now(UTC))
-    return SqliteSubscriber(path, consumer=consumer, topics=["orders"], hooks=Hooks(), clock=clock)
+    return SqliteSubscriber(path, consumer=consumer, topics=[topic], hooks=Hooks(), clock=clock)
 
 
 async def publish(path: Path, messages: list[Message]) -> None:
@@ -489,3 +491,48 @@ async def test_a_message_that_is_larger_than_that_is_read_alone(path: Path, monk
     subscriber = subscriber_of(path)
     assert [len(await subscriber.deliveries(1000, 5)) for _ in range(2)] == [1, 1]
     await subscriber.close()
+
+
+async def warnings_of(path: Path, caplog: pytest.LogCaptureFixture, topic: str) -> list[str]:
+    """Give what a subscriber of a topic warns of as it looks a few times."""
+    caplog.clear()
+    subscriber = subscriber_of(path, topic=topic)
+    for _ in range(3):
+        await subscriber.acknowledge(await subscriber.deliveries(10, 0))
+    await subscriber.close()
+    return [record.getMessage() for record in caplog.records if record.name == "pillarbox.brokers.sqlite"]
+
+
+async def test_a_topic_to_which_nobody_has_published_is_told_once_with_those_that_are_like_it(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(path, batch("ab"))
+    await publish(path, batch("a", topic="mails"))
+    [told] = await warnings_of(path, caplog, "oders")
+    told_of = f"nothing was published to the topic 'oders' in {path} yet"
+    assert told == f"{told_of}; mend its name, or it is waited for. There is: orders"
+    [told] = await warnings_of(path, caplog, "x")
+    assert told.endswith("There is: mails, orders")
+    assert await warnings_of(path, caplog, "orders") == []
+
+
+async def test_nothing_is_told_of_a_topic_in_a_file_without_messages_or_whose_messages_were_all_read_and_deleted(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await warnings_of(path, caplog, "orders") == []
+    await publish(path, batch("ab"))
+    await publish(path, batch("a", topic="mails"))
+    await warnings_of(path, caplog, "orders")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM messages WHERE topic = 'orders'")
+    assert await warnings_of(path, caplog, "orders") == []
+
+
+async def test_topics_that_are_no_text_do_not_keep_a_subscriber_from_reading(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await publish(path, batch("ab"))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE messages SET topic = x'ff00' WHERE id = 1")
+    [told] = await warnings_of(path, caplog, "x")
+    assert "There is: orders, " in told

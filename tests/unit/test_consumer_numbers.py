@@ -367,7 +367,9 @@ async def test_without_order_somebody_is_told_when_it_takes_too_long_and_it_stil
     assert bench.applied() == [1, 2, 3]
 
 
-async def test_without_order_the_buffer_is_bounded(bench: NumberBench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_order_somebody_is_told_when_too_many_wait_for_a_number_and_what_comes_is_still_kept(
+    bench: NumberBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lot, "BUFFER", 3)
     await bench.reordered(1, 3, 4, 5)
     await bench.reordered()
@@ -375,7 +377,11 @@ async def test_without_order_the_buffer_is_bounded(bench: NumberBench, monkeypat
     await bench.reordered(6)
     await bench.reordered()
     assert len(bench.told(Moment.NUMBER_MISSING)) == 1
-    assert len(bench.parked()) == 4
+    await bench.reordered(7, numbered(1, "8", id_of(81)))
+    assert [state for _, state, _ in bench.parked()] == ["dead", "blocked", "blocked", "blocked", "blocked"]
+    await bench.reordered(2)
+    await bench.reordered()
+    assert bench.applied() == [1, 1, 2, 3, 4, 5, 6, 7]
 
 
 async def test_events_without_an_aggregate_or_an_order_have_no_number(bench: NumberBench) -> None:

@@ -122,13 +122,13 @@ async def test_a_dead_letter_holds_its_aggregate(bench: StoreBench) -> None:
 async def test_one_that_kills_its_process_is_dead_after_its_retries(bench: StoreBench) -> None:
     bench.deadly = Moment.HANDLED
     await bench.take(Delivery(message(1)))
-    for deaths in (1, 2):
+    for deaths in (1, 2, 3):
         bench.clock.advance(2)
         await bench.take()
         assert bench.parked() == [("1", "held", deaths)]
     bench.clock.advance(2)
     await bench.take()
-    assert bench.parked() == [("1", "dead", 3)]
+    assert bench.parked() == [("1", "dead", 4)]
     assert "crashed the consumer" in bench.column("last_error")
 
 
@@ -181,10 +181,10 @@ async def test_nothing_passes_a_head_that_a_former_holder_puts_back(bench: Store
 async def test_those_behind_a_deadly_one_are_blocked_when_it_is_dead(bench: StoreBench) -> None:
     bench.deadly = Moment.HANDLED
     await bench.take(Delivery(message(1)), Delivery(message(2)))
-    for _ in range(3):
+    for _ in range(4):
         bench.clock.advance(2)
         await bench.take()
-    assert bench.parked() == [("1", "dead", 3), ("2", "blocked", 0)]
+    assert bench.parked() == [("1", "dead", 4), ("2", "blocked", 0)]
 
 
 async def test_a_consumer_that_stops_gives_back_what_it_has_not_begun(bench: StoreBench) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -12,8 +12,10 @@ import pytest
 from pillarbox.core.event import Event
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import RetryPolicy
+from pillarbox.inbox import lot
 from pillarbox.inbox.handling import Handling, Rules
-from pillarbox.inbox.received import receive
+from pillarbox.inbox.received import Received, receive
+from pillarbox.inbox.waiting import Waiting
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from tests.unit.consumer_bench import ConsumerBench, Deliveries, id_of, message
 
@@ -99,9 +101,12 @@ async def test_an_event_that_kills_every_time_ends_as_a_dead_letter(bench: Deadl
     for _ in range(2):
         await bench.deliver(again(1))
     bench.clock.advance(2)
+    await bench.deliver()
+    assert bench.parked() == [("1", "held", 3)]
+    bench.clock.advance(2)
     subscriber = await bench.deliver(again(1))
-    assert bench.parked() == [("1", "dead", 3)]
-    assert "its process died 3 times" in bench.column("last_error")
+    assert bench.parked() == [("1", "dead", 4)]
+    assert "its process died 4 times" in bench.column("last_error")
     assert [one.message for one in subscriber.acknowledged] == [message(1)]
 
 
@@ -112,11 +117,12 @@ async def test_few_retries_give_up_nobody_who_was_not_tried_alone(bench: Deadly,
     deliveries = [again(1), again(2, order="8")]
     for _ in range(2):  # whichever of the two began first, the other one was counted beside it
         await bench.deliver(*deliveries)
-    bench.clock.advance(100)
-    await bench.deliver()
+    for _ in range(2):
+        bench.clock.advance(100)
+        await bench.deliver()
     assert bench.applied() == [1]
-    assert [row for row in bench.parked() if row[1] != "handled"] == [("2", "dead", 3)]
-    assert "its process died 3 times" in bench.column("last_error", 2)
+    assert [row for row in bench.parked() if row[1] != "handled"] == [("2", "dead", 4)]
+    assert "its process died 4 times" in bench.column("last_error", 2)
 
 
 async def test_without_retries_a_suspect_that_fails_is_dead(bench: Deadly) -> None:
@@ -182,43 +188,92 @@ async def test_a_deadly_one_comes_last_and_the_least_deadly_of_several_first(ben
         bench.only = int(order)
         await bench.deliver(again(bench.only, order=order))
         await bench.deliver(again(bench.only, order=order))
-    bench.db.execute("UPDATE pillarbox_inbox_parked SET attempts = 1 WHERE event_id = ?", [id_of(8)])
+    bench.db.execute("UPDATE pillarbox_inbox_parked SET attempts = 3 WHERE event_id = ?", [id_of(7)])
     bench.deadly = False
     bench.clock.advance(2)
     await bench.deliver(again(1, order="1"), again(2, order="2"))
     assert bench.applied() == [1, 2, 8, 7]
 
 
-async def test_a_deadly_one_waits_for_others_a_minute_at_most(bench: Deadly) -> None:
+class Endless(Deliveries):
+    """Has always one more, a moment later, until something holds: the consumer is never idle."""
+
+    def __init__(self, bench: Deadly, moment: float, until: Callable[[], bool], *first: Delivery) -> None:
+        super().__init__(*first)
+        self._bench, self._moment, self._until, self._given = bench, moment, until, 0
+
+    async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
+        if self._until():
+            return []
+        self._bench.clock.advance(self._moment)
+        self._given += 1
+        first = await super().deliveries(room, patience)
+        return [*first, Delivery(message(1000 + self._given, order=str(1000 + self._given)))]
+
+
+async def test_under_load_a_deadly_one_waits_for_others_a_minute_at_most(bench: Deadly) -> None:
     bench.deadly, bench.policy = True, RetryPolicy()
-    await bench.deliver(again(1))
-    await bench.deliver(again(1))
-    bench.deadly = False
-
-    class Endless(Deliveries):
-        """Has always one more, until the deadly one is tried."""
-
-        async def deliveries(self, room: int, patience: float) -> Sequence[Delivery]:
-            bench.clock.advance(1)
-            n = 10 + len(self.acknowledged)
-            return [] if 1 in bench.applied() else [Delivery(message(n, order=str(n)))]
-
-    subscriber = Endless()
-    async with asyncio.timeout(30):
+    for _ in range(2):
+        await bench.deliver(again(1))
+    bench.db.execute("UPDATE pillarbox_inbox_parked SET attempts = 2")
+    bench.deadly, began = False, bench.clock.now()
+    subscriber = Endless(bench, 1, lambda: 1 in bench.applied())
+    async with asyncio.timeout(60):
         await bench.consume(open_subscriber=lambda: subscriber)
     assert 1 in bench.applied()
-    assert len(subscriber.acknowledged) > 1
+    assert bench.clock.now() - began > lot.DEADLY_PATIENCE
+
+
+async def test_under_load_those_that_were_tried_beside_a_deadly_one_are_tried_soon_and_one_at_a_time(
+    bench: Deadly,
+) -> None:
+    bench.deadly, bench.policy = True, RetryPolicy()
+    numbers = [1, 2, 3]
+    for bench.only in numbers:  # as if three workers had been at them when the process died
+        await bench.deliver(again(bench.only, order=str(bench.only)))
+    bench.deadly = False
+    held: list[int] = []
+    sql = "SELECT count(*) FROM pillarbox_inbox_parked WHERE state = 'held' AND attempts > 1"
+
+    def count(moment: Moment, facts: Facts) -> None:
+        if moment is Moment.HANDLED and UUID(str(facts["event_id"])).int in numbers:
+            held.extend(bench.db.execute(sql).fetchone())
+
+    bench.on, began = count, bench.clock.now()
+    deliveries = [again(n, order=str(n)) for n in numbers]
+    subscriber = Endless(bench, 0.01, lambda: set(numbers) <= set(bench.applied()), *deliveries)
+    async with asyncio.timeout(60):
+        await bench.consume(open_subscriber=lambda: subscriber)
+    assert held == [1, 1, 1]
+    assert bench.clock.now() - began < lot.DEADLY_PATIENCE
+
+
+async def test_whoever_was_tried_beside_a_deadly_one_comes_out_before_a_backlog_of_the_lot(bench: Deadly) -> None:
+    bench.deadly, bench.only = True, 1
+    for _ in range(2):
+        await bench.deliver(again(1))
+    bench.db.execute("UPDATE pillarbox_inbox_parked SET attempts = 1")
+    bench.clock.advance(3)
+    backlog = [stored(bench, n) for n in range(10, 20)]
+    bench.inbox.perform(lot.store(bench.inbox.texts, backlog, bench.clock.now(), lambda one: True))
+    taken = bench.inbox.perform(lot.claim(bench.inbox.texts, bench.clock.now(), 5, {}, idle=False))
+    assert [UUID(one.key).int for one in taken] == [1, 10, 11, 12, 13]
+
+
+def stored(bench: Deadly, number: int) -> Received:
+    return receive(Delivery(message(number, order=str(number))), bench.inbox.handlers, bench.topics)
 
 
 async def test_its_followers_wait_behind_it(bench: Deadly) -> None:
     bench.deadly = True
-    for _ in range(2):
+    for _ in range(3):
+        bench.clock.advance(2)
         await bench.deliver(again(1))
     bench.deadly = False
     bench.clock.advance(2)
     await bench.deliver(again(1), again(2), Delivery(message(3)), again(4, order="8"))
     assert bench.applied() == [4]
-    assert bench.parked() == [("1", "dead", 3), ("2", "blocked", 0), ("3", "blocked", 0)]
+    assert bench.parked() == [("1", "dead", 4), ("2", "blocked", 0), ("3", "blocked", 0)]
 
 
 async def test_a_suspect_that_recovers_is_handled_once(bench: Deadly) -> None:
@@ -264,14 +319,14 @@ async def test_a_parked_event_that_kills_when_it_is_tried_again_ends_as_a_dead_l
     assert bench.parked() == [("1", "retrying", 1)]
     bench.db.execute("ALTER TABLE away RENAME TO effects")
     bench.deadly = True
-    for deaths in (1, 2):
+    for deaths in (1, 2, 3):
         bench.clock.advance(100)
         await bench.deliver()
         assert bench.parked() == [("1", "held", deaths)]
     bench.clock.advance(100)
     await bench.deliver()
-    assert bench.parked() == [("1", "dead", 3)]
-    died = "crashed the consumer: its process died at attempt 3, while this was handled"
+    assert bench.parked() == [("1", "dead", 4)]
+    died = "crashed the consumer: its process died at attempt 4, while this was handled"
     assert bench.column("last_error").startswith(
         f"{died}; before that it failed: Deadly.__init__.<locals>.bill raised OperationalError: no such"
     )
@@ -293,3 +348,12 @@ async def test_after_a_death_a_parked_event_is_left_alone_for_a_while(bench: Dea
     bench.clock.advance(1)
     await bench.deliver()
     assert bench.applied() == [1]
+
+
+async def test_a_deadly_one_waits_for_no_backlog_that_is_ready() -> None:
+    """Else each of those that were tried beside it would wait for all that is in the window, one after the other."""
+    ordinary, deadly = (Received(Delivery(message(n)), attempts=1) for n in (1, 2))
+    deadly.abandoned = True
+    waiting = Waiting()
+    waiting.put([[(1, ordinary)], [(2, ordinary)], [(3, deadly)]])
+    assert [await waiting.wait() for _ in range(3)] == [[(3, deadly)], [(1, ordinary)], [(2, ordinary)]]

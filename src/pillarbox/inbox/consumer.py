@@ -19,7 +19,7 @@ from pillarbox.core.changed_order import check_order
 from pillarbox.core.message import Delivery
 from pillarbox.core.retry import Dead, Published, RetryAt, RetryPolicy, words_of
 from pillarbox.core.routing import Line, Topics
-from pillarbox.core.window import Blocked, Settled, Settlement, Window
+from pillarbox.core.window import Blocked, Settlement, Window
 from pillarbox.daemon import Daemon
 from pillarbox.errors import BrokerUnavailable, ConfigError, HandlerMissing, StoreUnavailable
 from pillarbox.inbox import lot
@@ -170,7 +170,7 @@ class Intake:
         self._handling = pulse.around(Handling(inbox, rules, clock, hooks, self._blocked, wrap), "books")
         self._hinting = None if hint is None else self._hinting_with(hint)
         self._broker = Outage(hooks, Moment.BROKER_AWAY, Moment.BROKER_BACK)
-        self._out: dict[str, Line | None] = {}  # the parked ones that are in the window, by key
+        self._out: dict[str, Received] = {}  # the parked ones that are in the window, by key
         self._look_at = self._hold_at = self._fetch_at = self._record_at = 0.0
         self._forget_at = asyncio.get_running_loop().time() + FORGET_FIRST
         self._unstored: list[Received] = []
@@ -281,7 +281,8 @@ class Intake:
             return
         texts, now_at = self._inbox.texts, self._clock.now()
         try:
-            seen = await self._handling.books(lot.look(texts, now_at, self._out.values()), reading=True)
+            out = {received.line for received in self._out.values()}
+            seen = await self._handling.books(lot.look(texts, now_at, out), reading=True)
             if seen.overdue:
                 await self._give_up(seen.overdue)
             room = min(self._window.room, CLAIM - len(self._out))
@@ -299,7 +300,7 @@ class Intake:
         self._blocked.clear()
         self._blocked.update(seen.standing)
         self._blocked.update(item.line for item, verdict in self._unsettled if item.line and _blocks(verdict))
-        self._out.update((received.key, received.line) for received in due)
+        self._out.update((received.key, received) for received in due)
         if self._hinting:
             self._hinting.place(due)
         self._window.enter(due, self._clock.now())
@@ -398,12 +399,12 @@ class Intake:
             await self._record()
 
     def _collect(self) -> bool:
-        """Take the workers' verdicts; tell whether one of them is a failure."""
+        """Take the workers' verdicts; tell whether one of them is a failure, or others of its kind wait for it."""
         settled = [*self._window.settle(self._handling.answers(), self._blocked), *self._give_back()]
         self._unsettled += settled
         # Blocked from now on, not only once it is recorded: the next of its line could be ready before that.
         self._blocked.update(item.line for item, verdict in settled if item.line and _blocks(verdict))
-        return any(isinstance(verdict, RetryAt | Dead) for _, verdict in settled)
+        return any(isinstance(verdict, RetryAt | Dead) or item.deadly for item, verdict in settled)
 
     def _give_back(self) -> Sequence[Settlement[Received]]:
         """Let go of lines whose head somebody else has put back: what we have of them stands behind it again."""
@@ -459,18 +460,17 @@ class Intake:
             facts = received.facts
             if isinstance(verdict, RetryAt):
                 self._hooks.reach(Moment.EVENT_RETRYING, error=received.brief or verdict.error, at=verdict.at, **facts)
-            elif received.numbering is not None:
+            elif isinstance(verdict, Dead) and received.numbering in ("gap", "conflict"):
                 self._tell_number(received, verdict)
             elif isinstance(verdict, Dead):
                 self._hooks.reach(Moment.EVENT_DEAD, error=received.brief or verdict.error, **facts)
 
-    def _tell_number(self, received: Received, verdict: Settled) -> None:
+    def _tell_number(self, received: Received, verdict: Dead) -> None:
         """Tell of an aggregate that stands because of a number; where there is no order, a gap is told of later."""
         if received.numbering == "gap" and self._rules.unordered:
             return
         moment = Moment.NUMBER_MISSING if received.numbering == "gap" else Moment.NUMBER_CONFLICT
-        error = getattr(verdict, "error", None)
-        facts = received.facts | {"aggregate": received.aggregate, "number": received.number, "error": error}
+        facts = received.facts | {"aggregate": received.aggregate, "number": received.number, "error": verdict.error}
         self._hooks.reach(moment, **facts)
 
     async def _acknowledge(self) -> None:

@@ -40,9 +40,10 @@ SLOW_AFTER, SLOW_AGAIN, WATCH_EVERY = 30.0, 60.0, 1.0
 STOPS = Untouched("the consumer stops, or one before it is not done")
 CONFLICT = 0.05
 """How many seconds at most a transaction waits that was in another one's way."""
-ALONE = 2
+ALONE = 3
 """How often processes must have died with an event before it is given up, however few its retries: up to then it was
-only tried beside others, and one of them may be to blame."""
+only tried beside others, first those that were suspected as well, then those that nobody did, and one of them may be to
+blame."""
 CRASHED = "crashed the consumer: its process died"
 TOGETHER = 100
 """How many events share a transaction at most, where their handlers allow it."""

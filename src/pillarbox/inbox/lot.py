@@ -9,8 +9,9 @@ hold       … for a while longer
 let_go     give back what nothing was done with
 suspect    count a try before it, durably, of an event that may have killed its process
 
-What processes have died with (*deadly*: held, with tries that were counted) comes out last and one at a time, when its
-consumer has nothing else to do: so nobody waits until it is dead, nor dies with it again and again.
+What processes have died with (*deadly*: held, with tries that were counted) comes out one at a time: after the first
+counted death soon, since it may only have stood beside the guilty one; after more of them last, when its consumer has
+nothing else to do. So nobody waits until it is dead, nor dies with it again and again.
 
 Whether a row is held decides nothing but who tries it: an event is handled once because of its row in the inbox, and
 in order because whoever takes a line takes it from its head, and leaves the line alone if that one is taken away.
@@ -30,14 +31,15 @@ from pillarbox.inbox.received import Received, line_from, line_text, unpark
 from pillarbox.inbox.statements import Texts
 from pillarbox.inbox.steps import Program
 
-HOLD = timedelta(seconds=2)
-"""How long what is out is left alone by others; whoever has it says in time that it still does."""
+HOLD = timedelta(seconds=1.5)
+"""How long what is out is left alone by others: what a dead process had is taken within two seconds. Whoever has it
+says in time that it still does."""
 PATIENCE = timedelta(minutes=1)
-DEADLY_PATIENCE = timedelta(minutes=1)
-"""So long what processes have died with waits for others at most."""
+BESIDE_PATIENCE, DEADLY_PATIENCE = timedelta(seconds=0.2), timedelta(minutes=1)
+"""So long what one process has died with waits for others at most, and what more have."""
 BUFFER = 1000
 """So long, and behind so many events of its aggregate, a missing number is waited for before somebody is told, where
-the broker keeps no order."""
+the broker keeps no order. What comes later is kept all the same: the missing one may be among it."""
 
 
 class Head(NamedTuple):
@@ -95,16 +97,23 @@ def _is_overdue(head: Head, now: datetime) -> bool:
 
 
 def claim(
-    texts: Texts, now: datetime, room: int, out: Mapping[str, Line | None], *, idle: bool = True
+    texts: Texts, now: datetime, room: int, out: Mapping[str, Received], *, idle: bool = True
 ) -> Program[list[Received]]:
     """Take out what is due, in order for each line, at most `room`; what is `out` already is not given again. `idle`
     says that the consumer has nothing else to do."""
     if "lock" in texts:
         yield texts("lock", texts.consumer)
-    rows = yield from _due(texts, microseconds(now), room, {line_text(line) for line in out.values()})
+    lines_out = {line_text(received.line) for received in out.values()}
+    rows: list[Sequence[Any]] = []
+    if not any(
+        received.deadly for received in out.values()
+    ):  # before the others: behind a backlog its turn would never come
+        rows += yield from _deadly(texts, now - BESIDE_PATIENCE, now - DEADLY_PATIENCE, room)
+    lines_out.update(row[1] for row in rows)
     if len(rows) < room:
-        is_its_turn = idle and not rows and not out
-        rows += yield from _deadly(texts, now if is_its_turn else now - DEADLY_PATIENCE, room - len(rows))
+        rows += yield from _due(texts, microseconds(now), room - len(rows), lines_out)
+    if idle and not rows and not out:
+        rows += yield from _deadly(texts, now, now, room)
     due = [received for received in map(unpark, rows) if received.key not in out]
     if due:
         yield texts("hold", texts.consumer, microseconds(now + HOLD), _list(received.key for received in due))
@@ -133,9 +142,10 @@ def _due(texts: Texts, at: int, room: int, lines_out: Collection[str | None]) ->
     return rows
 
 
-def _deadly(texts: Texts, now: datetime, room: int) -> Program[Sequence[Any]]:
-    """Find what processes have died with, and those behind it that were out with it: nobody else lets these go."""
-    rows: Sequence[Any] = yield texts("due_deadly", texts.consumer, microseconds(now))
+def _deadly(texts: Texts, one: datetime, more: datetime, room: int) -> Program[Sequence[Any]]:
+    """Find what a process has died with and was due at the time `one`, or more have and was due at the time `more`; and
+    those behind it that were out with it: nobody else lets these go."""
+    rows: Sequence[Any] = yield texts("due_deadly", texts.consumer, microseconds(one), microseconds(more))
     if not rows or rows[0][1] is None:
         return rows
     line = yield texts("due_line", texts.consumer, rows[0][1], room)

@@ -89,6 +89,11 @@ class Received:
         return self.abandoned or self.delivery.redelivered
 
     @property
+    def deadly(self) -> bool:
+        """A process has died with it and the try was counted: it is out of the parking lot, or on its way there."""
+        return self.abandoned and self.attempts > 0
+
+    @property
     def facts(self) -> dict[str, object]:
         """What is told of it: everything but what it carries."""
         topic = self.delivery.topic

@@ -90,10 +90,10 @@ _BOTH = {
         f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND line IS NULL"
         " AND (state = 'retrying' OR state = 'held' AND attempts = 0) AND due_at <= {at_2} ORDER BY due_at, id LIMIT $3"
     ),
-    # consumer, now → what processes have died with, if its time has come: the least deadly first
+    # consumer, when it must have been due if one process has died with it, and if more have → the least deadly of these
     "due_deadly": (
         f"SELECT {PARKED_COLUMNS} FROM {{p}}inbox_parked WHERE consumer = $1 AND state = 'held' AND attempts > 0"
-        " AND due_at <= {at_2} ORDER BY attempts, id LIMIT 1"
+        " AND due_at <= CASE attempts WHEN 1 THEN {at_2} ELSE {at_3} END ORDER BY attempts, id LIMIT 1"
     ),
     # consumer, line, limit → a line, from its head
     "due_line": (

@@ -176,9 +176,12 @@ class ConsumerMetrics(_Page):
             case Moment.COMMITTED:
                 if facts.get("type") == CANARY:
                     self._canary_at.set_to_current_time()
-            case Moment.EVENT_RETRYING | Moment.EVENT_DEAD:
+            case Moment.EVENT_RETRYING:
                 self._running.pop(facts.get("event_id"), None)
-                self._results.failed["dead" if moment is Moment.EVENT_DEAD else "retried"] += 1
+                self._results.failed["retried"] += 1
+            case Moment.EVENT_DEAD | Moment.NUMBER_MISSING | Moment.NUMBER_CONFLICT:
+                self._running.pop(facts.get("event_id"), None)
+                self._results.failed["dead"] += 1
 
     def page(self) -> bytes:
         """Write the metrics."""

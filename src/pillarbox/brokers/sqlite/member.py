@@ -11,6 +11,7 @@ Every change of hands and of a position is one transaction, fenced by the epoch.
 """
 
 import json
+import logging
 import os
 import secrets
 import sqlite3
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +41,8 @@ MOST_IN_FLIGHT = 1000
 """Given out of one partition and not acknowledged: so many are suspect when its holder dies."""
 MOST_BYTES = 16 << 20
 """Read at one go, or one message that is larger."""
+NAMED = 5
+"""So many topics are named that are there, of those whose names are near first."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -56,12 +60,19 @@ _RELEASE = """
     UPDATE positions SET position = ?, suspect_to = ?, owner = NULL, busy = 0
     WHERE consumer = ? AND topic = ? AND partition = ? AND epoch = ?
 """
+# Every topic with a message, by the index: one step for each of them.
+_KNOWN = """
+    WITH RECURSIVE known (topic) AS (
+        SELECT min(topic) FROM messages UNION ALL
+        SELECT (SELECT min(topic) FROM messages WHERE topic > known.topic) FROM known WHERE known.topic IS NOT NULL)
+    SELECT CAST(topic AS BLOB) FROM known WHERE topic IS NOT NULL
+"""
 _TAKE = """
     UPDATE positions SET owner = ?, epoch = ?, suspect_to = ?, busy = 0
     WHERE consumer = ? AND topic = ? AND partition = ?
 """
 
-
+_logger = logging.getLogger("pillarbox.brokers.sqlite")
 _Stored = tuple[int, bytes | None, bytes, bytes]
 """A message as it is read: id, key, headers, body."""
 
@@ -105,11 +116,15 @@ class Member:
         self._turn = 0
         self._bytes_left = MOST_BYTES
         self._tend_at = self._trust_locks_at = 0.0
+        self._looked = False
 
     def poll(self, room: int) -> list[Delivery]:
         """Keep the membership up, and give at most `room` further deliveries."""
         with broker_errors(self._path):
-            self._connect()
+            connection = self._connect()
+            if not self._looked:
+                self._miss(connection)
+                self._looked = True
             if time.monotonic() >= self._tend_at:
                 self._tend()
                 self._tend_at = time.monotonic() + TEND_EVERY
@@ -230,6 +245,21 @@ class Member:
                 if self._bytes_left <= 0:
                     break
         return rows
+
+    def _miss(self, connection: sqlite3.Connection) -> None:
+        """Tell of topics to which nobody has published: a name that is misspelt would be waited for in silence. A file
+        without any message tells nothing."""
+        known = [topic.decode(errors="backslashreplace") for (topic,) in connection.execute(_KNOWN)]
+        if not known:
+            return
+        for topic in self._topics:
+            read = "SELECT 1 FROM positions WHERE topic = ? AND position > 0"  # retention may have deleted all that was
+            if topic not in known and connection.execute(read, [topic]).fetchone() is None:
+                near = get_close_matches(topic, known, NAMED) or known[:NAMED]
+                words = (
+                    "nothing was published to the topic %r in %s yet; mend its name, or it is waited for. There is: %s"
+                )
+                _logger.warning(words, topic, self._path, ", ".join(near))
 
     # membership
 
