@@ -1,7 +1,8 @@
 """Logging: the noteworthy moments as log lines on the logger `pillarbox`, for people or as JSON, one object a line.
 
 A line says who writes it and, if it is about an event, which one and at which attempt. It never has what an event
-carries, and no control character: nobody can write a line of ours into an event.
+carries, and no control character: nobody can write a line of ours into an event. So of an error that may have words of
+others, whoever tells a moment gives the brief alone (`pillarbox.core.retry.told`).
 """
 
 import json
@@ -58,10 +59,13 @@ def _event(facts: Facts) -> str:
 
 
 def _error(facts: Facts) -> str:
-    """Give the words of an error, without what the event carries: an endpoint may answer with what it was sent."""
+    """Give the words of an error, without the whole of what the event carries: a publisher of somebody's own may repeat
+    it where it should have given a brief."""
     entry, error = facts.get("entry"), str(facts.get("error"))
-    if isinstance(entry, Entry) and isinstance(entry.data, str) and len(entry.data) >= SHORTEST:
-        return error.replace(entry.data, PAYLOAD).replace(json.dumps(entry.data)[1:-1], PAYLOAD)
+    data = entry.data if isinstance(entry, Entry) else ""
+    text = data if isinstance(data, str) else data.decode(errors="replace")
+    if len(text) >= SHORTEST:
+        return error.replace(text, PAYLOAD).replace(json.dumps(text)[1:-1], PAYLOAD)
     return error
 
 
