@@ -219,6 +219,7 @@ def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
         "retrying",
         "blocked",
         "delayed",
+        "overdue",
         "dead",
         "inbox_dead",
         "inbox_waiting",
