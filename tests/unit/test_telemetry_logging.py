@@ -153,6 +153,29 @@ def test_a_line_for_people_says_who_writes_it() -> None:
     assert stream.getvalue()[9:] == "bill%(x)sing INFO the broker is back after 1.0 s\n"
 
 
+@pytest.mark.parametrize(
+    ("moment", "more"),
+    [
+        (Moment.EVENT_RETRYING, {"error": "no", "at": NOW}),
+        (Moment.EVENT_DEAD, {"error": "no"}),
+        (Moment.NUMBER_MISSING, {"aggregate": ("order", "7"), "number": 4}),
+        (Moment.NUMBER_CONFLICT, {"aggregate": ("order", "7"), "number": 4, "error": "no"}),
+        (Moment.HANDLER_SLOW, {"seconds": 30}),
+        (Moment.HANDLER_RETURNED, {"handler": "bill", "value": "str"}),
+        (Moment.HANDLER_COMMITTED, {"handler": "bill"}),
+    ],
+)
+def test_a_line_of_a_consumer_about_an_event_names_it_and_its_attempt(
+    lines: io.StringIO, moment: Moment, more: dict[str, Any]
+) -> None:
+    event = {"type": "OrderPlaced", "event_id": "0198-7", "topic": "order-events", "attempt": 2}
+    Hooks(LogMoments()).reach(moment, **event, **more)
+    line = lines.getvalue()
+    assert "OrderPlaced 0198-7" in line
+    assert "(attempt 2)" in line
+    assert line.count("in order-events") == 1
+
+
 @pytest.mark.usefixtures("_logger_as_before")
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("data", ['{"card": "4111"}', b'{"card": "4111"}'])

@@ -82,6 +82,11 @@ def attempt_of(facts: Facts) -> int | None:
     return attempt if isinstance(attempt, int) else None
 
 
+def _its(facts: Facts) -> str:
+    """Name an event where its topic is named already."""
+    return f"{facts.get('type', 'event')} {facts.get('event_id', '')}".rstrip() + _tried(facts)
+
+
 def _aggregate(facts: Facts) -> str:
     of = facts.get("aggregate")
     name = " ".join(map(str, of)) if isinstance(of, tuple) else of
@@ -148,23 +153,23 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.NUMBER_MISSING: (
         logging.ERROR,
         lambda f: (
-            f"{_aggregate(f)} stands still: number {f.get('number')} came, and one before it has not."
-            " Have it sent again (pillarbox replay), or retry the dead letter to go on without it"
+            f"{_aggregate(f)} stands still at {_its(f)}: its number is {f.get('number')}, and one before it has not"
+            " come. Have it sent again (pillarbox replay), or retry the dead letter to go on without it"
         ),
     ),
     Moment.NUMBER_CONFLICT: (
         logging.ERROR,
-        lambda f: f"{_aggregate(f)} stands still: {f.get('error')} (pillarbox dead list --inbox)",
+        lambda f: f"{_aggregate(f)} stands still at {_its(f)}: {f.get('error')} (pillarbox dead list --inbox)",
     ),
     Moment.HANDLER_SLOW: (
         logging.WARNING,
-        lambda f: f"the handler has been at {_event(f)} for {f.get('seconds')} s",
+        lambda f: f"the handler has been at {_event(f)}{_tried(f)} for {f.get('seconds')} s",
     ),
     Moment.HANDLER_RETURNED: (
         logging.WARNING,
         lambda f: (
-            f"{f.get('handler')} returned a value of type {f.get('value')}, which nobody uses; raise Reject or"
-            " RetryLater to refuse"
+            f"{f.get('handler')} returned a value of type {f.get('value')} for {_event(f)}{_tried(f)}, which nobody"
+            " uses; raise Reject or RetryLater to refuse"
         ),
     ),
     Moment.TYPE_PASSED_OVER: (
@@ -174,8 +179,8 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.HANDLER_COMMITTED: (
         logging.WARNING,
         lambda f: (
-            f"{f.get('handler')} committed by itself: if it fails after that, what it did up to there stands and it is"
-            " not tried again; remove the commit: the inbox commits"
+            f"{f.get('handler')} committed by itself at {_event(f)}{_tried(f)}: if it fails after that, what it did up"
+            " to there stands and it is not tried again; remove the commit: the inbox commits"
         ),
     ),
 }
