@@ -74,7 +74,7 @@ def configured(shop: "Shop") -> "Shop":
         ),
         (
             "[relay]\nbach = 10",
-            "pillarbox: pillarbox.toml: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
+            "pillarbox: unknown setting 'relay.bach' (pillarbox.toml); the nearest known one is 'relay.batch'",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_bad_settings_file_is_one_line_and_code_2(shop: "Shop", text: str, lin
         ),
         (
             "events list --set relay.bach=5",
-            "--set relay.bach: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
+            "unknown setting 'relay.bach' (--set relay.bach); the nearest known one is 'relay.batch'",
         ),
         (
             "status --config missing.toml",
