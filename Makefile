@@ -16,15 +16,14 @@ demo: ## a shop, a relay and a consumer on this machine; kill -9 as they work; n
 	@.ci/venv .venv-demo demo
 	@.venv-demo/bin/pillarbox demo $(ARGS)
 
-test: static servers ## everything but the soak: format, lint, types, import contracts, all tests
-	$(PYTEST) -n 3 --dist worksteal --every-skip-needs-a-reason -m "not soak" tests
+test: static servers unit ## everything but the soak: format, lint, types, import contracts, all tests
+	$(PYTEST) -n 3 --dist worksteal --every-skip-needs-a-reason -m "not soak" --ignore tests/unit tests
 
 soak: venv ## what takes minutes by nature; run it before calling something done
 	@.ci/servers all
 	$(PYTEST) -n 3 --dist worksteal --timeout 1800 --every-skip-needs-a-reason -m soak tests
 
-check: static ## format, lint, types, import contracts, unit tests: under a minute
-	$(PYTEST) -q tests/unit
+check: static unit ## format, lint, types, import contracts, unit tests, which cover the core: under a minute
 
 bench: venv ## ratios against the textbook, written to benchmarks/results/latest.json
 	@.ci/servers all
@@ -51,9 +50,9 @@ format: venv ## write the code as the formatter wants it
 	$(BIN)/ruff check --fix
 
 clean: ## forget the environments and the caches
-	rm -rf .venv .venv-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 
-.PHONY: venv servers static
+.PHONY: venv servers static unit
 venv:
 	@.ci/venv .venv test
 
@@ -65,3 +64,8 @@ static: venv
 	$(BIN)/ruff check
 	$(BIN)/mypy $(wildcard src tests benchmarks examples servers)
 	$(BIN)/lint-imports
+
+# Without our own plugin, which would have imported the core before anybody measures.
+unit: venv
+	$(PYTEST) -q -n 3 --dist worksteal --every-skip-needs-a-reason -p no:pillarbox \
+		--cov=pillarbox.core --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=100 tests/unit

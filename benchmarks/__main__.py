@@ -7,7 +7,9 @@ import sqlite3
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from pillarbox.bench.rows import written
 from servers.postgres import Postgres
 from servers.process import STARTED
 
+CLIENTS = ("psycopg", "confluent-kafka", "redis", "hiredis", "nats-py", "aiormq", "aio-pika")
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -92,13 +95,14 @@ def main() -> int:
         finally:
             bench.close()
     console.print(_table(rows))
-    console.print(_machine())
+    console.print(_machine(), soft_wrap=True)
     if options.quick:
         console.print("A quick run: the figures say that it works, not how fast it is. Nothing was written.")
         return 0
     if options.write or not options.only:
         before = json.loads(RESULTS.read_text()) if options.only and RESULTS.exists() else []
         RESULTS.write_text(json.dumps(_renewed(before, rows), indent=2, ensure_ascii=False) + "\n")
+        tables.stamp(RESULTS, [row.name for row in rows], datetime.now(UTC).date(), _machine())
         plots.draw(RESULTS)
         tables.write()
         console.print("Written to benchmarks/results/latest.json, drawn beside it, and shown in docs/benchmarks.md")
@@ -151,6 +155,8 @@ def _machine() -> str:
         f"{platform.system()} {platform.release()} {platform.machine()}, {_processor()}, "
         f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
         + "".join(f", {server}" for server in sorted(STARTED))
+        + "; "
+        + ", ".join(f"{client} {version(client)}" for client in CLIENTS)
     )
 
 

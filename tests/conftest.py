@@ -256,7 +256,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     write(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + f", {len(skipped)} skipped")
     for nodeid, reason in skipped:
         write(f"  skipped {nodeid}: {reason}" + (" ← this machine could have run it" if needless(reason) else ""))
-    for report in terminalreporter.stats.get("passed", ()):
+    for report in (*terminalreporter.stats.get("passed", ()), *terminalreporter.stats.get("failed", ())):
         for name, value in report.user_properties:
             if name == "not run":
                 write(f"  not run: {value}")

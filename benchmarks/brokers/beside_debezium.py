@@ -22,8 +22,6 @@ from pillarbox.bench.processes import Child, running
 from pillarbox.bench.usage import used_by, used_by_family
 from servers.postgres import Postgres
 
-WARM_UPS = 2
-"""How often Debezium drains everything before it counts."""
 RATE = 1000
 
 
@@ -59,9 +57,7 @@ def rows(quick: bool, tell: Progress) -> list[Row]:
     ours, theirs = _Costs(count), _Costs(count)
     with _ground() as ground:
         shop.fill(ground.url, count, LOADS[0].orders)
-        for turn in range(WARM_UPS):
-            tell(f"Debezium gets warm: {turn + 1} of {WARM_UPS}")
-            ground.debezium.drain(count)
+        ground.debezium.warm(count, tell)
         for turn in range(ROUNDS):
             tell(f"drain beside Debezium: round {turn + 1} of {ROUNDS}")
             ground.stage.empty()
@@ -124,10 +120,9 @@ def latency_rows(quick: bool, tell: Progress) -> list[Row]:
     theirs: list[Latencies] = []
     numbers = iter(range(0, 1_000_000_000, 1_000_000))
     with _ground() as ground:
-        tell("Debezium gets warm")
-        shop.fill(ground.url, 10_000 if quick else 200_000, LOADS[0].orders)
-        for _ in range(WARM_UPS):
-            ground.debezium.drain(10_000 if quick else 200_000)
+        backlog = 10_000 if quick else 200_000
+        shop.fill(ground.url, backlog, LOADS[0].orders)
+        ground.debezium.warm(backlog, tell)
         _by_debezium(ground, next(numbers), count)
         for turn in range(ROUNDS):
             tell(f"commit → Kafka consumer at {RATE:,} events/s: round {turn + 1} of {ROUNDS}")

@@ -4,7 +4,7 @@ The server needs wal_level = logical. The slot must be there before the events:
 
     with Debezium(url, bootstrap) as debezium:
         shop.fill(url, 200_000)
-        debezium.warm(200_000)
+        debezium.warm(200_000, print)
         rate = debezium.drain(200_000).rate
 """
 
@@ -16,6 +16,7 @@ from typing import NamedTuple, Self
 import psycopg
 from confluent_kafka import Consumer, TopicPartition
 
+from benchmarks.measure import Progress
 from benchmarks.shop import TOPIC
 from pillarbox.admin.debezium import Connector, preparation
 from pillarbox.settings import Settings
@@ -102,9 +103,10 @@ class Debezium:
                     raise
                 sleep(PAUSE)
 
-    def warm(self, count: int) -> None:
+    def warm(self, count: int, tell: Progress) -> None:
         """Let the JVM become as fast as it can."""
-        for _ in range(WARM):
+        for turn in range(WARM):
+            tell(f"Debezium gets warm: {turn + 1} of {WARM}")
             self.drain(count)
 
     def drain(self, count: int, used: Callable[[], Sequence[float]] = lambda: ()) -> Drained:

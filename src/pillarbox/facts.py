@@ -167,6 +167,9 @@ class RedisFacts:
     maxlen: int | None = None
     """The relay keeps streams this short (redis.maxlen)."""
     version: tuple[int, int] | None = None
+    """Of Valkey, which Redis it is like."""
+    waitaof: bool | None = None
+    """It can be asked to wait for its disk, as redis.durable does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from pillarbox.settings import InboxSettings, RelaySettings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 
 TOPIC = "order-events"
-BATCH = 40
+BATCH = 8
 ORDERS = 20
 NEEDS_TIME = (Moment.LEASE_RENEWED, Moment.PRUNED)
 """Moments that an empty outbox waits for."""

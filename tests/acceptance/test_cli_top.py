@@ -147,7 +147,7 @@ def test_keys_choose_and_pause_a_topic_and_the_terminal_is_given_back(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_gives_the_terminal_back_too(migrated: "Shop", number: signal.Signals, code: int) -> None:
     with top(migrated) as terminal:
-        terminal.until("all is well")
+        terminal.until("nothing is waiting")
         assert terminal.end(number) == code
         assert terminal.settings == terminal.before
         assert terminal.shown.rindex("\x1b[?1049l") > terminal.shown.rindex("\x1b[?1049h")

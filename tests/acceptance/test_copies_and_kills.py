@@ -1,6 +1,9 @@
 """Ten copies of each event, as an at-least-once relay may send them, and eight consumers that are killed at random:
 each effect once, in order per aggregate. On every broker: where members compete, each key is with one at a time, or one
-member is active and the others stand by."""
+member is active and the others stand by.
+
+So that every kill strikes while there is work, a handler stands still at each of the events that were drawn, until
+somebody has been killed: it, or any other, in the middle of it or just as it goes on."""
 
 import json
 import os
@@ -25,7 +28,8 @@ KEYS, EACH, COPIES = 50, 20, 10
 EVENTS = KEYS * EACH
 CONSUMERS, KILLS, SEED = 8, 16, 20261116
 BILLING = """
-import os, sqlite3
+import os, sqlite3, time
+from pathlib import Path
 import psycopg
 from pillarbox import dbapi
 from pillarbox import psycopg as postgres
@@ -40,8 +44,23 @@ marks = ", ".join(["?" if url.startswith("sqlite") else "%s"] * 3)
 @inbox.handler("Counted")
 def apply(connection, event):
     effect = [event.aggregate[1], event.payload, os.getpid()]
+    if event.payload % 2:
+        stand_still(event.payload)
     connection.execute(f"INSERT INTO effects (key, n, pid) VALUES ({marks})", effect)
+    if not event.payload % 2:
+        stand_still(event.payload)
+
+def stand_still(n):
+    here = Path("moments", f"{n}.{os.getpid()}")
+    try:
+        Path("moments", str(n)).rename(here)
+    except FileNotFoundError:
+        return
+    while here.exists():
+        time.sleep(0.005)
 """
+SHARING = ("embedded", "redis", "kafka", "competing")
+"""Where several members are at work at once; elsewhere one is, and the others stand by."""
 PLACES = [
     pytest.param(broker, database, marks=[] if (broker, database) == ("embedded", "PostgreSQL") else [pytest.mark.soak])
     for broker in STREAMS
@@ -73,7 +92,7 @@ def test_ten_copies_and_eight_killed_consumers_apply_each_event_once_and_in_orde
     database_kind: str,
     record_property: Callable[[str, object], None],
 ) -> None:
-    said = consume(tmp_path, stream, url)
+    said = consume(tmp_path, stream, url, shared=broker in SHARING)
     record_property("says", f"copies and kills, {broker} and {database_kind}: {said}")
     assert_once_and_in_order(url)
 
@@ -102,22 +121,30 @@ def test_consumers_that_compete_for_a_queue_apply_each_event_once_in_an_order_th
     assert_once(url)
 
 
-def consume(folder: Path, stream: Stream, url: str, *, numbered: bool = False, **environment: str) -> str:
+def consume(
+    folder: Path, stream: Stream, url: str, *, shared: bool = True, numbered: bool = False, **environment: str
+) -> str:
     """Let consumers apply all copies, and kill one after another meanwhile; say whom the kills struck."""
     chance = random.Random(SEED)
-    prepare(folder, url)
+    prepare(folder, url, chance.sample(range(EVENTS * 9 // 10), KILLS))
     stream.publish(copies(stream.topic, chance, numbered=numbered))
     assert stream.unread() == COPIES * EVENTS, "the broker has not stored the copies"
     at_work = active = 0
     with Group(folder, stream, url, chance, environment) as group:
-        for left in sorted(chance.sample(range(100, COPIES * EVENTS), KILLS), reverse=True):
-            at_work += group.wait_until_unread(left) > 0
-            active += group.kill_one()
+        for strikes_at_work in chance.sample([True, False] * (KILLS // 2), KILLS):
+            moment = group.wait_for_a_moment()
+            at_work += stream.unread() > 0 or group.waiting() != []
+            active += group.kill_one(moment, strikes_at_work=strikes_at_work)
         group.wait_until_unread(0)
         group.wait_until_nothing_waits()
+        members, overlapping = group.members_at_work(), group.members_at_work_beside_others()
+    assert at_work == KILLS, f"seed {SEED}: only {at_work} kills struck while there was work"
+    assert active >= KILLS // 2, f"seed {SEED}: only {active} kills struck the one that stood in its handler"
+    assert members > 1, f"seed {SEED}: only {members} members had effects"
+    assert overlapping > 1 or not shared, f"seed {SEED}: nobody had effects while another one was at work"
     return (
-        f"{at_work} of {KILLS} kills struck while there was work, {active} the one whose effect was the newest;"
-        f" {group.members_at_work()} members had effects"
+        f"seed {SEED}: {at_work} of {KILLS} kills struck while there was work, {active} the one that stood in its"
+        f" handler; {members} members had effects, {overlapping} of them between another one's"
     )
 
 
@@ -142,6 +169,7 @@ class Group:
         self, folder: Path, stream: Stream, url: str, chance: random.Random, environment: Mapping[str, str]
     ) -> None:
         self._folder, self._stream, self._url, self._chance = folder, stream, url, chance
+        self._moments = folder / "moments"
         self._environment = os.environ | environment | {"BILLING": url}
         self._running: list[subprocess.Popen[bytes]] = []
 
@@ -160,29 +188,27 @@ class Group:
         with (self._folder / "consumers.log").open("ab") as log:
             return subprocess.Popen(command, cwd=self._folder, env=self._environment, stdout=log, stderr=log)
 
-    def kill_one(self) -> bool:
-        """Kill any one, or the one at work: others may just stand by. Tell whether it was that one."""
-        at_work = self._at_work()
-        victim = self._chance.randrange(CONSUMERS)
-        if self._chance.random() < 0.5 and at_work is not None:
-            victim = at_work
+    def wait_for_a_moment(self) -> Path:
+        """Wait until a handler stands still; give the file that lets it go on when it is gone."""
+        deadline = time.monotonic() + 60
+        while not (moments := sorted(self._moments.glob("*.*"))):
+            assert time.monotonic() < deadline, f"seed {SEED}: no handler stands still: {self._log()}"
+            time.sleep(0.005)
+        return moments[0]
+
+    def kill_one(self, moment: Path, *, strikes_at_work: bool) -> bool:
+        """Kill the one whose handler stands still, or any one: it may just stand by. Tell whether it was that one."""
+        at_work = next(n for n, consumer in enumerate(self._running) if moment.suffix == f".{consumer.pid}")
+        victim = at_work if strikes_at_work else self._chance.randrange(CONSUMERS)
+        if self._chance.random() < 0.5:
+            moment.unlink()  # it is killed anywhere behind that
         self._running[victim].kill()
         assert self._running[victim].wait() == -9, f"seed {SEED}: it ended by itself: {self._log()}"
+        moment.unlink(missing_ok=True)
+        for other in self._moments.glob(f"*.{self._running[victim].pid}"):
+            other.rename(other.with_suffix(""))  # whoever gets that event next stands still at it
         self._running[victim] = self._start()
         return victim == at_work
-
-    def _at_work(self) -> int | None:
-        """Find the one whose effect is the newest; wait until it is one that lives, if there is work."""
-        deadline = time.monotonic() + 60
-        while True:
-            newest = query(self._url, "SELECT pid FROM effects ORDER BY id DESC LIMIT 1")
-            for index, consumer in enumerate(self._running):
-                if newest and consumer.pid == newest[0][0]:
-                    return index
-            if self._stream.unread() == 0:
-                return None
-            assert time.monotonic() < deadline, f"seed {SEED}: nobody is at work: {self._log()}"
-            time.sleep(0.05)
 
     def wait_until_unread(self, at_most: int) -> int:
         """Wait until so few messages are not acknowledged; give how many."""
@@ -195,14 +221,26 @@ class Group:
     def wait_until_nothing_waits(self) -> None:
         """Wait until the parking lot is empty: what processes have died with twice is tried last, out of the lot."""
         deadline = time.monotonic() + 60
-        sql = "SELECT event_id, state, attempts FROM pillarbox_inbox_parked WHERE state NOT IN ('handled', 'dropped')"
-        while waiting := query(self._url, sql):
+        while waiting := self.waiting():
             assert time.monotonic() < deadline, f"seed {SEED}: {waiting[:5]} wait: {self._log()}"
             time.sleep(0.05)
+
+    def waiting(self) -> Sequence[tuple[Any, ...]]:
+        """List what stands in the parking lot, acknowledged and not handled."""
+        sql = "SELECT event_id, state, attempts FROM pillarbox_inbox_parked"
+        return list(query(self._url, f"{sql} WHERE state NOT IN ('handled', 'dropped')"))
 
     def members_at_work(self) -> int:
         """Count those that have applied something."""
         return int(query(self._url, "SELECT count(DISTINCT pid) FROM effects")[0][0])
+
+    def members_at_work_beside_others(self) -> int:
+        """Count those that have applied something between two effects of another one."""
+        spans = "SELECT pid, min(id) AS first, max(id) AS last FROM effects GROUP BY pid"
+        between = (
+            "SELECT 1 FROM effects WHERE effects.pid <> spans.pid AND effects.id BETWEEN spans.first AND spans.last"
+        )
+        return int(query(self._url, f"SELECT count(*) FROM ({spans}) AS spans WHERE EXISTS ({between})")[0][0])
 
     def _log(self) -> str:
         return (self._folder / "consumers.log").read_text()[-3000:]
@@ -223,8 +261,11 @@ def message(topic: str, n: int, *, numbered: bool) -> Message:
     return Message(topic, key, headers, json.dumps(n).encode())
 
 
-def prepare(folder: Path, url: str) -> None:
+def prepare(folder: Path, url: str, moments: Sequence[int]) -> None:
     (folder / "billing.py").write_text(BILLING)
+    (folder / "moments").mkdir()
+    for n in moments:
+        (folder / "moments" / str(n)).touch()
     command = [sys.executable, "-m", "pillarbox", "migrate", "up", "--database", url]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     serial = "INTEGER" if url.startswith("sqlite") else "bigserial"

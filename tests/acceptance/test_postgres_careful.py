@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.postgres_relays import Shop, assert_in_order, numbers, placed, until
+from tests.conftest import EVERY_POSTGRES
+
+pytestmark = pytest.mark.parametrize("database", EVERY_POSTGRES, indirect=True)
 
 ORDERS = 20
 DEATHS = 6

@@ -105,6 +105,7 @@ async def test_the_function_publisher_keeps_the_rule(rule: str, bench: type[Func
     await check(PublisherContract, rule, bench())
 
 
+@pytest.mark.parametrize("bench", [AsyncFunctionBench, SyncFunctionBench])
 @pytest.mark.parametrize("rule", rules_of(RelayContract, FunctionBench.features))
-async def test_a_relay_over_a_function_keeps_the_rule(rule: str) -> None:
-    await check(RelayContract, rule, AsyncFunctionBench())
+async def test_a_relay_over_a_function_keeps_the_rule(rule: str, bench: type[FunctionBench]) -> None:
+    await check(RelayContract, rule, bench())

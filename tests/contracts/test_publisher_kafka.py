@@ -19,7 +19,7 @@ from tests.contracts.proxied_bench import FEATURES, ProxiedBench
 from tests.contracts.publish_and_die import publish_and_die
 from tests.integration.kafka_topics import Topics
 
-LIMIT = 100_000
+LIMIT = 300_000
 WARM_UP = {"warm-up": "yes"}
 # One answer tells of a whole batch, so a single one cannot be lost.
 KAFKA_FEATURES = replace(FEATURES, prefix_safe=True, loses_single_answers=False)

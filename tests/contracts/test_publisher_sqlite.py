@@ -20,7 +20,7 @@ from pillarbox.testing.contracts.relay import RelayContract
 from pillarbox.testing.contracts.rules import check, rules_of
 from tests.contracts.publish_and_die import publish_and_die
 
-LARGEST = 50_000
+LARGEST = 300_000
 SOON = 0.5
 """Seconds that are waited for an answer that is lost, beyond the timeout: there it is ten, for a disk that is slow."""
 

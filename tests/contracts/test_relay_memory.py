@@ -1,5 +1,6 @@
 """The rules of the relay over a broker: the memory broker keeps them, and each is broken by one that deserves it."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -106,6 +107,17 @@ class TellsARefusalAsAnOutage(Tells):
     wrongly = (PublishRejected, BrokerUnavailable)
 
 
+class SendsAgainByItself(MemoryPublisher):
+    """As long as nobody answers, be it that the relay does not wait any more."""
+
+    def _arrive(self) -> None:
+        _, send = self._travelling[0]
+        super()._arrive()
+        if send.unanswered or send.deadline < asyncio.get_running_loop().time():
+            self._broker.receive(send.messages)
+            self._broker.receive(send.messages)
+
+
 class HoardsWhatItSends(MemoryPublisher):
     hoard: list[Any] = []
 
@@ -118,11 +130,13 @@ BROKEN = [
     (LosesOneInAHundred, "test_everything_arrives_once_and_in_order"),
     (StoresBackwards, "test_everything_arrives_once_and_in_order"),
     (TellsAnOutageAsATimeout, "test_acknowledgements_that_are_lost_make_copies_and_lose_nothing"),
+    (SendsAgainByItself, "test_acknowledgements_that_are_lost_make_copies_and_lose_nothing"),
     (TellsATimeoutAsARefusal, "test_of_a_thousand_a_hundred_acknowledgements_are_lost"),
     (TellsATimeoutAsAnAcceptance, "test_of_a_thousand_a_hundred_acknowledgements_are_lost"),
     (TellsAnOutageAsATimeout, OUTAGES),
     (TellsAnOutageAsARefusal, "test_a_silence_in_mid_batch_leaves_the_first_of_each_aggregate"),
     (StoresBackwards, "test_a_silence_in_mid_batch_leaves_the_first_of_each_aggregate"),
+    (SendsAgainByItself, "test_a_silence_in_mid_batch_leaves_the_first_of_each_aggregate"),
     (TellsATimeoutAsARefusal, "test_an_event_that_times_out_holds_back_its_aggregate_alone_and_goes_first"),
     (TellsATimeoutAsAnAcceptance, "test_an_event_that_times_out_holds_back_its_aggregate_alone_and_goes_first"),
     (TellsARefusalAsAnOutage, "test_a_refused_event_is_dead_at_once_and_holds_back_its_aggregate_alone"),

@@ -108,6 +108,11 @@ def headers_of(record: Record) -> dict[str, bytes]:
     return {name: value for name, value in pairs if value is not None}
 
 
+def _own_headers(n: int) -> dict[str, str]:
+    trace = {"traceparent": f"00-{n:032x}-{n:016x}-01", "tracestate": f"shop={n},other=00f067aa0ba902b7"}
+    return {"tenant": f"t{n % 3}", **trace, "leer": ""}
+
+
 def order_events(count: int) -> Sequence[Event[Any]]:
     """Make events of every sort that has an aggregate and a JSON payload."""
     when = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
@@ -116,7 +121,7 @@ def order_events(count: int) -> Sequence[Event[Any]]:
             ("OrderPlaced", "Bestellung geändert 🚚")[n % 2],
             {"n": n, "text": 'Zoë \\ "quoted" \u2028 \x7f', "deep": [{"a": None, "b": 1.5e300}], "big": 10**20 + n},
             aggregate=(("order", "Kunde ü")[n % 3 == 0], f"{n % 50}{'-ß' * (n % 7 == 0)}"),
-            headers={"tenant": f"t{n % 3}", "traceparent": f"00-{n:032x}-{n:016x}-01", "leer": ""} if n % 4 else None,
+            headers=_own_headers(n) if n % 4 else None,
             content_type="application/vnd.shop+json" if n % 5 == 0 else None,
             idempotency_key=f"key-{n}" if n % 6 == 0 else None,
             occurred_at=when + timedelta(microseconds=n * 12_500) if n % 3 else None,

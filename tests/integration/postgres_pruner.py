@@ -1,6 +1,6 @@
 """Deletes whatever is settled, at once, again and again, until it is killed.
 
-python -m tests.integration.postgres_pruner URL
+python -m tests.integration.postgres_pruner URL [archive]
 """
 
 import asyncio
@@ -15,12 +15,15 @@ from pillarbox.wiring import open_admin
 AT_ONCE = Retention(published=timedelta(0), archive=timedelta(0))
 
 
-async def prune(url: str) -> None:
+ARCHIVED_FIRST = Retention(published=timedelta(0), archive=timedelta(days=1))
+
+
+async def prune(url: str, retention: Retention) -> None:
     while True:
         try:
             async with open_admin(Settings(database=url)) as admin:
                 while True:
-                    print(await admin.prune(AT_ONCE), flush=True)
+                    print(await admin.prune(retention), flush=True)
                     await asyncio.sleep(0.05)
         except StoreError as error:  # the server is being killed as well
             print(error, flush=True)
@@ -28,4 +31,4 @@ async def prune(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(prune(sys.argv[1]))
+    asyncio.run(prune(sys.argv[1], ARCHIVED_FIRST if sys.argv[2:] else AT_ONCE))

@@ -1,26 +1,31 @@
-"""Every door that receives on PostgreSQL, with handlers that are written once: as a list of what they do.
+"""Every door that receives, on each of its databases, with handlers that are written once: as a list of what they do.
 
 A string is a statement, an exception is raised, an event is added to the outbox; `Swallowed("…")` is a statement whose
 error nobody hears of.
 """
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import asyncpg
 import psycopg
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 from sqlalchemy.pool import NullPool
 
 import pillarbox.asyncpg
+import pillarbox.dbapi
 import pillarbox.django
 import pillarbox.psycopg
 import pillarbox.sqlalchemy
 from pillarbox.core.event import Event
+from pillarbox.stores.sqlite.schema import Tables
 from tests.integration.django_settings import django_database
 
 
@@ -114,6 +119,61 @@ DOORS = (
         lambda connection, event: pillarbox.django.Outbox().add(event, using=connection.alias),
     ),
 )
+
+
+def _keep_foreign_keys(connection: Any, *_: object) -> None:
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _sqlite3(file: str) -> Any:
+    connection = sqlite3.connect(file)
+    _keep_foreign_keys(connection)
+    return connection
+
+
+def _sqlite_sessions(file: str) -> Any:
+    engine = sa.create_engine(f"sqlite:///{file}", poolclass=NullPool)
+    sa.event.listen(engine, "connect", _keep_foreign_keys)
+    return pillarbox.sqlalchemy.Inbox("billing", sessionmaker(engine))
+
+
+def _async_sqlite_sessions(file: str) -> Any:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{file}", poolclass=NullPool)
+    sa.event.listen(engine.sync_engine, "connect", _keep_foreign_keys)
+    return pillarbox.sqlalchemy.AsyncInbox("billing", async_sessionmaker(engine))
+
+
+BY_NAME = {door.name: door for door in DOORS}
+SQLITE_DOORS = (
+    Door(
+        "dbapi",
+        lambda file: pillarbox.dbapi.Inbox("billing", lambda: _sqlite3(file)),
+        lambda connection, sql: connection.execute(sql),
+        lambda connection: connection.close(),
+        pillarbox.dbapi.Outbox().add,
+    ),
+    BY_NAME["sqlalchemy"]._replace(inbox=_sqlite_sessions),
+    BY_NAME["sqlalchemy async"]._replace(inbox=_async_sqlite_sessions),
+    BY_NAME["django"],
+)
+PLACES = [
+    pytest.param((database, door), id=f"{database}, {door.name}")
+    for database, doors in (("PostgreSQL", DOORS), ("SQLite", SQLITE_DOORS))
+    for door in doors
+]
+"""Every door on each of its databases."""
+
+
+def where_of(database: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """Make a database with the tables of Pillarbox; give its URL, or its file."""
+    if database == "PostgreSQL":
+        url: str = request.getfixturevalue("migrated")
+        return url
+    file = str(folder / "billing.db")
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        Tables(file, "pillarbox_").up(db)
+    return file
 
 
 def receiving(door: Door, url: str, acts: Acts, type: str = "OrderPlaced", **options: Any) -> Any:

@@ -58,13 +58,14 @@ class RelayShop:
 
     @asynccontextmanager
     async def relay(self, url: str, *listeners: Listener) -> AsyncIterator[None]:
-        def hear(moment: Moment, facts: Facts) -> None:
-            self.heard.append(moment)
-            if "error" in facts:
-                self.troubles.append(f"{moment.value}: {facts['error']}")
-
-        async with Relay(self.settings, broker=url, hooks=Hooks(hear, *listeners)):
+        async with Relay(self.settings, broker=url, hooks=Hooks(self.hear, *listeners)):
             yield
+
+    def hear(self, moment: Moment, facts: Facts) -> None:
+        """Note what the relay tells."""
+        self.heard.append(moment)
+        if "error" in facts:
+            self.troubles.append(f"{moment.value}: {facts['error']}")
 
     async def records(self, *status: Status) -> list[Record]:
         async with open_admin(self.settings) as admin:

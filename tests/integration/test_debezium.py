@@ -28,7 +28,7 @@ from tests.conftest import skip_unless_ours
 from tests.integration.debezium_shop import DebeziumShop, headers_of, order_events, seen, until
 from tests.integration.kafka_topics import Topics
 
-OWN = {"tenant", "traceparent", "leer"}
+OWN = {"tenant", "traceparent", "tracestate", "leer"}
 
 
 @pytest.fixture

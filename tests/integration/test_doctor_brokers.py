@@ -62,13 +62,41 @@ async def test_a_redis_without_an_append_only_file_is_found(own: Redis) -> None:
 
 @pytest.mark.parametrize(("written", "severity"), [("everysec", "note"), ("no", "problem")])
 async def test_a_redis_that_writes_late_is_found_unless_the_relay_waits(
+    own_redis: Callable[..., Redis], written: str, severity: str
+) -> None:
+    own = own_redis("valkey", appendfsync=written)
+    (finding,) = await troubles(own.url(), "orders")
+    assert (finding.severity, finding.check) == (severity, "persistence")
+    assert f"(appendfsync {written})" in finding.line
+    assert finding.line.endswith(", or let the relay wait for the disk: redis.durable = true")
+    assert await troubles(f"{own.url()}?durable=true", "orders") == []
+
+
+@pytest.mark.parametrize(("written", "severity"), [("everysec", "note"), ("no", "problem")])
+async def test_a_redis_that_writes_late_and_cannot_be_waited_for_is_found(
     own: Redis, written: str, severity: str
 ) -> None:
     own.configure(appendfsync=written)
     (finding,) = await troubles(own.url(), "orders")
     assert (finding.severity, finding.check) == (severity, "persistence")
+    assert ", or run one that has WAITAOF" in finding.line
+    (finding,) = await troubles(f"{own.url()}?durable=true", "orders")
+    assert (finding.severity, finding.check) == ("problem", "persistence")
     assert f"(appendfsync {written})" in finding.line
+    assert finding.line.endswith(": without it redis.durable waits for nothing")
+    own.configure(appendfsync="always")
     assert await troubles(f"{own.url()}?durable=true", "orders") == []
+
+
+@pytest.mark.parametrize(("kind", "waits"), [("redis", False), ("valkey", True)])
+async def test_whether_a_redis_can_be_waited_for_is_known_to_those_who_may_not_ask(
+    own_redis: Callable[..., Redis], kind: str, waits: bool
+) -> None:
+    server = own_redis(kind, appendfsync="everysec")
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~*", "+@all", "-command")
+    found = await troubles(f"{server.url(login='shop:secret@')}?durable=true", "orders")
+    assert [finding.check for finding in found] == ([] if waits else ["persistence"])
 
 
 async def test_a_redis_that_may_evict_streams_is_found(own: Redis) -> None:
@@ -94,7 +122,7 @@ async def test_a_redis_that_is_a_replica_is_found(own: Redis) -> None:
 
 
 async def test_a_redis_with_replicas_for_which_nobody_waits_is_noted(own_redis: Callable[..., Redis]) -> None:
-    primary, replica = own_redis("redis"), own_redis("redis")
+    primary, replica = own_redis("valkey"), own_redis("valkey")
     waiting = f"{primary.url()}?durable=true&replicas=1"
     (finding,) = await troubles(waiting, "orders")
     assert (finding.severity, finding.check) == ("problem", "replicas")
@@ -108,8 +136,14 @@ async def test_a_redis_with_replicas_for_which_nobody_waits_is_noted(own_redis: 
     assert await troubles(waiting, "orders") == []
 
 
+async def test_a_redis_whose_replicas_cannot_be_waited_for_is_found(own: Redis) -> None:
+    (finding,) = await troubles(f"{own.url()}?durable=true&replicas=1", "orders")
+    assert (finding.severity, finding.check) == ("problem", "replicas")
+    assert "has no WAITAOF to wait with" in finding.line
+
+
 async def test_streams_that_are_trimmed_are_noted(redis: Redis) -> None:
-    (finding,) = await troubles(f"{redis.url()}?maxlen=10000", "orders")
+    (finding,) = await troubles(f"{redis.url()}?maxlen=10000&unsafe=true", "orders")
     assert (finding.severity, finding.check) == ("note", "trimming")
     assert finding.line.startswith("the relay trims streams to a length of 10,000 (redis.maxlen), ")
 

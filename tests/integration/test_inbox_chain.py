@@ -4,58 +4,27 @@ Events are numbered, so that one which was undone and counted all the same would
 """
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import sessionmaker
-from sqlalchemy.pool import NullPool
 
-import pillarbox.dbapi
-import pillarbox.sqlalchemy
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
 from pillarbox.errors import Reject
 from pillarbox.inbox.consumer import Consumer
-from pillarbox.stores.sqlite.schema import Tables
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.testing.clock import ManualClock
-from tests.integration.receiving_doors import DOORS, Act, Acts, Door, forget, receiving
+from tests.integration.inbox_bench import looking_on
+from tests.integration.receiving_doors import PLACES, Act, Acts, Door, forget, receiving, where_of
 from tests.unit.consumer_bench import TOPIC, message, number_of
 
-
-def _sessions(file: str) -> Any:
-    engine = sa.create_engine(f"sqlite:///{file}", poolclass=NullPool)
-    return pillarbox.sqlalchemy.Inbox("billing", sessionmaker(engine))
-
-
-def _async_sessions(file: str) -> Any:
-    engine = create_async_engine(f"sqlite+aiosqlite:///{file}", poolclass=NullPool)
-    return pillarbox.sqlalchemy.AsyncInbox("billing", async_sessionmaker(engine))
-
-
-BY_NAME = {door.name: door for door in DOORS}
-SQLITE_DOORS = (
-    Door(
-        "dbapi",
-        lambda file: pillarbox.dbapi.Inbox("billing", lambda: sqlite3.connect(file)),
-        lambda connection, sql: connection.execute(sql),
-        lambda connection: connection.close(),
-        pillarbox.dbapi.Outbox().add,
-    ),
-    BY_NAME["sqlalchemy"]._replace(inbox=_sessions),
-    BY_NAME["sqlalchemy async"]._replace(inbox=_async_sessions),
-    BY_NAME["django"],
-)
 ADDED = "SELECT CAST(payload AS text), aggregate_id, number FROM pillarbox_outbox ORDER BY id"
 
 
@@ -115,22 +84,12 @@ class Chain:
             assert counted == list(range(1, len(counted) + 1))
 
 
-PLACES = [*(("PostgreSQL", door) for door in DOORS), *(("SQLite", door) for door in SQLITE_DOORS)]
-
-
-@pytest.fixture(params=PLACES, ids=lambda place: f"{place[0]}, {place[1].name}")
+@pytest.fixture(params=PLACES)
 async def chain(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Chain]:
     database, door = request.param
-    if database == "PostgreSQL":
-        where: str = request.getfixturevalue("migrated")
-        db: Any = psycopg.connect(where, autocommit=True)
-    else:
-        where = str(tmp_path / "billing.db")
-        db = sqlite3.connect(where, isolation_level=None)
-        db.execute("PRAGMA journal_mode = WAL")
-        Tables(where, "pillarbox_").up(db)
-    yield Chain(where, door, db)
-    db.close()
+    where = where_of(database, request, tmp_path)
+    with closing(looking_on(where)) as db:
+        yield Chain(where, door, db)
 
 
 def nothing_more(event: Event[Any]) -> Sequence[Act]:

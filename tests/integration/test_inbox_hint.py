@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -30,9 +31,9 @@ from servers.process import run_tool
 from servers.redis import Redis
 from tests.acceptance.streams import STREAMS, Stream, stream_on
 from tests.conftest import skip_unless_ours
+from tests.integration.inbox_bench import Bench, effect
 from tests.integration.postgres_world import burn, migrate, next_xid, soon
 from tests.integration.receiving_doors import DOORS, Act, Acts
-from tests.integration.test_inbox_postgres import Bench, effect
 from tests.unit.consumer_bench import TOPIC, Deliveries, id_of, message
 
 PSYCOPG, ASYNC = DOORS[0], DOORS[1]
@@ -228,24 +229,62 @@ async def test_an_event_would_be_lost_if_it_were_noted_before_the_commit(migrate
         assert await ended_before_the_commit(bench, noted_before=True) == [1]
 
 
+class Used(RedisHint):
+    """Remembers what it said of: this was handled."""
+
+    def __init__(self, *given: Any, used: set[str], **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._used = used
+
+    async def known(self, where: Where, keys: Sequence[str]) -> set[str]:
+        known = await super().known(where, keys)
+        self._used |= known
+        return known
+
+
 class Trouble:
     """A Redis that has lost things, and a consumer that goes on. `deliver` gives it messages."""
 
-    def __init__(self, bench: HintBench, deliver: Deliver) -> None:
-        self.bench, self._deliver, self.sent = bench, deliver, 0
-        self.snapshot = Path(bench.redis.directory, "snapshot.rdb")
+    deliver: Deliver
 
-    async def send(self) -> None:
-        """Deliver twenty new events, and twenty copies of older ones; wait until all is acknowledged."""
+    def __init__(self, bench: HintBench) -> None:
+        self.bench, self.sent = bench, 0
+        self.snapshot = Path(bench.redis.directory, "snapshot.rdb")
+        self.used: set[str] = set()
+        self._held, self._begun, self._go_on = -1, threading.Event(), threading.Event()
+
+    def open_hint(self) -> RedisHint:
+        return Used(read_hint(self.bench.redis.url()), patience=self.bench.patience, used=self.used)
+
+    def acts(self, event: Event[Any]) -> list[Act]:
+        return [effect(event), self._wait if event.payload["n"] == self._held else None]
+
+    def _wait(self) -> None:
+        self._begun.set()
+        assert self._go_on.wait(60)
+
+    async def send(self, copies: Sequence[int] | None = None, *, meanwhile: Callable[[], object] | None = None) -> None:
+        """Deliver twenty new events, and copies of older ones: twenty, if nobody says which; wait until all is
+        acknowledged. `meanwhile` happens while the first of the new ones is being handled: the hint was asked about
+        it, and it is not noted yet."""
         first, self.sent = self.sent, self.sent + 20
         before = self.acknowledged()
-        copies = range(max(0, first - 20), first)
-        await self._deliver([message(n, str(n % 5)) for n in (*copies, *range(first, self.sent))])
+        copies = range(max(0, first - 20), first) if copies is None else copies
+        self._begun.clear()
+        self._go_on.clear()
+        self._held = first if meanwhile else -1
+        await self.deliver([message(n, str(n % 5)) for n in (*copies, *range(first, self.sent))])
+        if meanwhile:
+            try:
+                assert await asyncio.to_thread(self._begun.wait, 60), "its handler has not begun"
+                await asyncio.to_thread(meanwhile)
+            finally:
+                self._go_on.set()
         await soon(lambda: self.acknowledged() >= before + len(copies) + 20, f"{self.sent} events are acknowledged")
 
-    async def send_until_back(self) -> None:
-        """Send more until Redis is used again: nobody asks it while nothing comes."""
-        while len(self.bench.told(Moment.HINT_BACK)) < len(self.bench.told(Moment.HINT_AWAY)):
+    async def send_until(self, moment: Moment, times: int) -> None:
+        """Send more until somebody has been told so often: nobody asks Redis while nothing comes."""
+        while len(self.bench.told(moment)) < times:
             await self.send()
 
     def acknowledged(self) -> int:
@@ -261,7 +300,6 @@ class Trouble:
         shutil.copy(self.bench.redis.directory / "dump.rdb", self.snapshot)
 
     def restore(self) -> None:
-        self.bench.redis.stop()
         shutil.copyfile(self.snapshot, self.bench.redis.directory / "dump.rdb")
         self.bench.redis.start()
 
@@ -276,9 +314,10 @@ def stream(broker: str, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
         yield stream
 
 
-def consumer_of(bench: HintBench, stream: Stream | None, *, stores: bool) -> tuple[Consumer, Deliver]:
-    """Make a consumer with a hint, and what gives it messages."""
-    consumer = bench.consumer(bench.inbox(apply), open_hint=bench.open_hint, stores=stores)
+def consumer_of(trouble: Trouble, stream: Stream | None, *, stores: bool) -> Consumer:
+    """Make a consumer with a hint; from now on messages are delivered to it."""
+    bench = trouble.bench
+    consumer = bench.consumer(bench.inbox(trouble.acts), open_hint=trouble.open_hint, stores=stores)
     if stream is not None:
         settings = Settings(broker=stream.url)
         consumer._open_subscriber = _subscriber(settings, None, "billing", [stream.topic], bench.clock, Hooks())
@@ -289,7 +328,8 @@ def consumer_of(bench: HintBench, stream: Stream | None, *, stores: bool) -> tup
         else:
             await asyncio.to_thread(stream.publish, messages)
 
-    return consumer, deliver
+    trouble.deliver = deliver
+    return consumer
 
 
 @pytest.mark.parametrize(
@@ -305,21 +345,29 @@ async def test_each_effect_once_while_redis_is_flushed_stopped_and_restored(
 ) -> None:
     server = own_redis("redis", appendonly="no")
     async with bench_on(migrated, server) as bench:
-        consumer, deliver = consumer_of(bench, stream, stores=mode == "store")
-        trouble = Trouble(bench, deliver)
-        async with asyncio.timeout(120), consumer:
+        trouble = Trouble(bench)
+        first = {id_of(n) for n in range(20)}
+        async with asyncio.timeout(120), consumer_of(trouble, stream, stores=mode == "store"):
             await trouble.send()
+            await soon(lambda: bench.notes() >= first, "all are noted")
             trouble.save()
             await trouble.send()
-            trouble.flush()
+            assert trouble.used >= first, "nobody made use of what was noted"
+            await trouble.send(meanwhile=trouble.flush)
+            assert not bench.notes() & first, "nothing was lost"
             await trouble.send()
-            server.stop()
-            await trouble.send()
-            server.start()
-            await trouble.send_until_back()
-            trouble.restore()
-            await trouble.send()
-            await trouble.send_until_back()
+            await trouble.send(meanwhile=server.stop)
+            await trouble.send_until(Moment.HINT_AWAY, 1)
+            await trouble.send(meanwhile=server.start)
+            await trouble.send_until(Moment.HINT_BACK, 1)
+            await trouble.send(meanwhile=server.stop)
+            await trouble.send_until(Moment.HINT_AWAY, 2)
+            await trouble.send(meanwhile=trouble.restore)
+            await trouble.send_until(Moment.HINT_BACK, 2)
+            assert bench.notes() >= first, "the old snapshot was not restored"
+            trouble.used.clear()
+            while not trouble.used >= first:
+                await trouble.send(range(20))
             await soon(lambda: len(bench.applied()) == trouble.sent, "all are handled")
         applied = bench.applied()
         assert sorted(applied) == list(range(trouble.sent))

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -12,14 +14,19 @@ from pillarbox import Settings
 from pillarbox.admin.doctor import examine
 from pillarbox.brokers.kafka import KafkaOptions, KafkaPublisher
 from pillarbox.errors import BrokerUnavailable
+from pillarbox.telemetry.hooks import Facts, Moment
 from pillarbox.testing.contracts.publisher import answers, batch, bodies
 from pillarbox.wiring import open_doctor
 from servers.kafka import Kafka
 from tests.conftest import installed
 from tests.integration.kafka_topics import Topics, check_arrived, ends_of
-from tests.integration.relay_shop import TRIED, RelayShop, until
+from tests.integration.relay_shop import TRIED, UNSETTLED, RelayShop, until
 
 pytestmark = pytest.mark.soak
+
+BATCH, BACKLOG, KILLS = 500, 10_000, 2
+ON_ITS_WAY = 0.003
+"""Seconds after which a batch that was sent has partly arrived."""
 
 
 @pytest.fixture(scope="module")
@@ -28,40 +35,69 @@ def cluster() -> Iterator[Kafka]:
         yield cluster
 
 
+class AttackedShop(RelayShop):
+    """Its relay is struck while a batch is on its way."""
+
+    strike: Callable[[], None] | None = None
+    flying = 0
+    """How many events were sent and are not answered."""
+
+    def hear(self, moment: Moment, facts: Facts) -> None:
+        super().hear(moment, facts)
+        if moment is Moment.SENT:
+            self.flying += cast(int, facts["count"])
+            if self.flying >= self.settings.relay.batch:
+                asyncio.get_running_loop().call_later(ON_ITS_WAY, self._strike)
+        elif moment is Moment.ANSWERED:
+            self.flying -= cast(int, facts["count"])
+
+    def _strike(self) -> None:
+        if self.flying and self.strike is not None:
+            self.strike()
+            self.strike = None
+
+
 async def test_a_leader_that_is_killed_twice_in_mid_batch_loses_nothing_and_keeps_the_order(
     cluster: Kafka, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     topics = Topics(cluster)
     topics.make("orders", partitions=3)
     orders = topics.full("orders")
-    shop = RelayShop(tmp_path / "shop.db", batch=500, timeout=10)
+    shop = AttackedShop(tmp_path / "shop.db", batch=BATCH, timeout=10)
     await shop.open()
-    enough = asyncio.Event()
+    enough, turn, added = asyncio.Event(), asyncio.Lock(), 0
 
-    async def write() -> int:
-        added = 0
+    async def add(count: int) -> None:
+        nonlocal added
+        async with turn:
+            await asyncio.to_thread(shop.add, count, start=added, topic=orders)
+            added += count
+
+    async def write() -> None:
         while not enough.is_set():
-            await asyncio.to_thread(shop.add, 50, start=added, topic=orders)
-            added += 50
+            await add(50)
             await asyncio.sleep(0.05)
-        return added
 
     async with shop.relay(cluster.url):
         writing = asyncio.create_task(write())
-        for goal in (500, 2000):
-            await until(lambda goal=goal: ends_of(cluster, orders) >= goal)  # type: ignore[misc]
+        for _ in range(KILLS):
             leader = await asyncio.to_thread(cluster.leader_of, orders, 0)
-            cluster.kill(leader)
+            shop.strike = partial(cluster.kill, leader)
+            await add(BACKLOG)
+            await until(lambda: shop.strike is None)
+            unpublished = len(await shop.records(*UNSETTLED))
+            assert unpublished > BATCH, "there was no backlog any more when the leader was killed"
             before = await asyncio.to_thread(ends_of, cluster, orders)
             await until(lambda before=before: ends_of(cluster, orders) > before + 500)  # type: ignore[misc]
             cluster.begin(leader)
             await until(cluster.answers)
             await until(lambda: cluster.in_sync(orders, 0) == 3)
         enough.set()
-        added = await writing
+        await writing
         await shop.until_all_published()
     copies = check_arrived(cluster, orders, added)
     record_property("says", f"{added} events, the leader killed twice in mid-batch: 0 lost, {copies} copies")
+    assert copies <= KILLS * 2 * BATCH, "more than was in flight"
     assert not TRIED & set(shop.heard)
 
 

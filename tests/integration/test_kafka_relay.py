@@ -37,7 +37,7 @@ async def test_an_event_that_the_broker_refuses_holds_back_its_own_followers_onl
         await until(lambda: ends_of(kafka, orders) == 3 * AGGREGATES - 2)
         await shop.until_heard(Moment.EVENT_DEAD)
     (dead,) = await shop.records("dead")
-    assert dead.attempts <= 1
+    assert dead.attempts == 1
     assert "Broker: Message size too large" in (dead.last_error or "")
     assert [record.aggregate for record in await shop.records("blocked")] == [("order", "0")]
     assert check_arrived(kafka, orders, 3 * AGGREGATES - 2) == 0
@@ -52,5 +52,5 @@ async def test_an_unknown_topic_is_dead_in_one_attempt_and_the_others_flow(
         await until(lambda: ends_of(kafka, topics.full("orders")) == AGGREGATES)
         await shop.until_heard(Moment.EVENT_DEAD)
     (dead,) = await shop.records("dead")
-    assert dead.attempts <= 1
+    assert dead.attempts == 1
     assert "Broker: Unknown topic or partition" in (dead.last_error or "")

@@ -86,7 +86,7 @@ async def test_an_event_that_is_refused_holds_back_its_own_followers_only(url: s
 
         await until_true(the_others_are_there)
     (dead,) = await shop.records("dead")
-    assert dead.attempts <= 1
+    assert dead.attempts == 1
     assert "message size exceeds maximum allowed" in (dead.last_error or "")
     assert [record.aggregate for record in await shop.records("blocked")] == [("order", "0")]
     assert await check_arrived(url, 3 * AGGREGATES - 2) == 0
@@ -120,7 +120,24 @@ async def test_a_topic_without_a_stream_is_dead_in_one_attempt_and_the_others_fl
 
         await until_true(the_others_are_there)
     (dead,) = await shop.records("dead")
+    assert dead.attempts == 1
     assert "no stream takes the subject 'nowhere'" in (dead.last_error or "")
+
+
+async def test_an_event_for_a_full_stream_is_dead_in_one_attempt_and_the_others_flow(url: str, shop: RelayShop) -> None:
+    await make_stream(url, "FULL", "mails", discard="new", max_msgs=2)
+    async with shop.relay(url):
+        shop.add(2, topic="mails")
+        await shop.until_all_published()
+        shop.add(1, start=2, topic="mails")
+        shop.add(AGGREGATES)
+        await shop.until_heard(Moment.EVENT_DEAD)
+        await shop.until_all_published()
+    (dead,) = await shop.records("dead")
+    assert (dead.topic, dead.attempts) == ("mails", 1)
+    assert "maximum messages exceeded" in (dead.last_error or "")
+    assert await check_arrived(url, AGGREGATES) == 0
+    assert len(await raw_messages(url, "FULL")) == 2
 
 
 async def test_a_consumer_applies_each_event_once(url: str, shop: RelayShop, tmp_path: Path) -> None:

@@ -8,16 +8,21 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from sqlalchemy import create_engine
+from psycopg.rows import dict_row
+from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
 from pillarbox import Event
+from pillarbox import psycopg as psycopg_door
+from pillarbox import sqlalchemy as sqlalchemy_door
 from pillarbox.dbapi import Inbox, Outbox
 from pillarbox.sqlalchemy import AsyncInbox, AsyncOutbox
 from pillarbox.sqlalchemy import Outbox as SqlalchemyOutbox
 from pillarbox.testing.added import AddedEvents
+from tests.integration.postgres_shop import tables
 
 SCRIPT = files("pillarbox").joinpath("stores/sqlite/schema/0001.sql").read_text().replace("{prefix}", "pillarbox_")
 
@@ -120,6 +125,20 @@ def test_drain_hands_events_to_inboxes_and_drains_what_their_handlers_add(
     assert connection.execute("SELECT count(*) FROM invoices").fetchone() == (1,)
 
 
+def test_drain_gives_a_batch_handler_its_events_in_a_list(outbox: AddedEvents, connection: sqlite3.Connection) -> None:
+    inbox = Inbox("billing", lambda: connection)
+    seen: list[list[int]] = []
+
+    @inbox.handler("OrderPlaced", payload=Placed, batch=True)
+    def bill(transaction: sqlite3.Connection, events: list[Event[Placed]]) -> None:
+        seen.append([event.payload.order_id for event in events])
+
+    place(connection, 7)
+    place(connection, 8)
+    outbox.drain(connection, inbox)
+    assert seen == [[7], [8]]
+
+
 def test_a_sqlalchemy_session_works_too(outbox: AddedEvents, file: Path) -> None:
     engine = create_engine(f"sqlite:///{file}")
     with Session(engine) as session:
@@ -156,3 +175,89 @@ async def test_async_handlers_are_refused_instead_of_passed_over(outbox: AddedEv
         with pytest.raises(TypeError, match="drain calls plain handlers"):
             await session.run_sync(outbox.drain, inbox)
     await engine.dispose()
+
+
+FULL: Event[Any] = Event(
+    "A",
+    b"\x00\x01",
+    aggregate=("order", 7),
+    content_type="application/avro",
+    headers={"tenant": "x"},
+    occurred_at=datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
+    available_at=datetime(2036, 1, 1, tzinfo=UTC),
+    topic="t",
+)
+
+
+@pytest.mark.parametrize("rows", [None, dict_row], ids=["tuples", "dicts"])
+def test_a_psycopg_connection_is_read_with_whatever_rows_it_has(outbox: AddedEvents, migrated: str, rows: Any) -> None:
+    with psycopg.connect(migrated, **({} if rows is None else {"row_factory": rows})) as connection:
+        psycopg_door.Outbox().add(connection, FULL, Event("OrderPlaced", {"order_id": 7}))
+        whole, placed = outbox.events(connection)
+        assert whole == FULL
+        assert placed.payload == {"order_id": 7}
+        assert outbox.assert_added(connection, "OrderPlaced", {"order_id": 7}) == placed
+        connection.rollback()
+        outbox.assert_nothing_added(connection)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_drain_works_on_a_psycopg_connection(outbox: AddedEvents, migrated: str, batch: bool) -> None:
+    inbox = psycopg_door.Inbox("billing", lambda: psycopg.connect(migrated))
+    adds = psycopg_door.Outbox()
+
+    def bill(transaction: psycopg.Connection[Any], given: Any) -> None:
+        [event] = given if batch else [given]
+        transaction.execute("INSERT INTO invoices VALUES (%s)", [event.payload["order_id"]])
+        adds.add(transaction, Event("InvoiceSent", event.payload))
+
+    inbox.handlers.register("OrderPlaced", bill, batch=batch)
+    with psycopg.connect(migrated) as connection:
+        connection.execute("CREATE TABLE invoices (order_id int)")
+        adds.add(connection, Event("OrderPlaced", {"order_id": 7}))
+        drained = outbox.drain(connection, inbox)
+        assert [message.headers["type"] for message in drained] == ["OrderPlaced", "InvoiceSent"]
+        assert connection.execute("SELECT order_id FROM invoices").fetchall() == [(7,)]
+        assert outbox.drain(connection, inbox) == []
+        connection.rollback()
+
+
+def test_a_sqlalchemy_session_on_postgresql_works_too(outbox: AddedEvents, migrated: str) -> None:
+    engine = create_engine(migrated.replace("postgresql", "postgresql+psycopg", 1))
+    inbox = sqlalchemy_door.Inbox("billing", lambda: Session(engine))
+    inbox.handlers.register("A", lambda session, event: session.execute(text("CREATE TABLE seen ()")))
+    with Session(engine) as session:
+        SqlalchemyOutbox().add(session, FULL)
+        assert outbox.events(session) == [FULL]
+        assert outbox.events(session.connection()) == [FULL]
+        assert [message.body for message in outbox.drain(session, inbox)] == [b"\x00\x01"]
+        assert session.scalar(text("SELECT count(*) FROM seen")) == 0
+        session.rollback()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+asyncpg"])
+async def test_an_async_session_on_postgresql_works_through_run_sync(
+    outbox: AddedEvents, migrated: str, driver: str
+) -> None:
+    engine = create_async_engine(migrated.replace("postgresql", driver, 1))
+    async with AsyncSession(engine) as session:
+        await AsyncOutbox().add(session, FULL)
+        events: list[Event[Any]] = await session.run_sync(outbox.events)
+        assert events == [FULL]
+    await engine.dispose()
+
+
+def test_tables_of_another_schema_and_prefix_are_read(database: str) -> None:
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(b"CREATE SCHEMA shop")
+        connection.execute(tables("shop", "box_"))
+    with psycopg.connect(database) as connection:
+        psycopg_door.Outbox(schema="shop", prefix="box_").add(connection, FULL)
+        assert AddedEvents(schema="shop", prefix="box_").events(connection) == [FULL]
+
+
+async def test_what_cannot_be_read_is_refused_with_what_can(outbox: AddedEvents, migrated: str) -> None:
+    async with await psycopg.AsyncConnection.connect(migrated) as connection:
+        with pytest.raises(TypeError, match=r"a psycopg.AsyncConnection is nothing that the outbox fixture can read"):
+            outbox.events(connection)

@@ -1,6 +1,7 @@
 """PostgreSQL crashes under the log: nothing is lost, nothing invented, although transaction ids come again."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,6 @@ from tests.integration.postgres_world import (
     new_database,
     next_xid,
     remembered_snapshot,
-    run,
     stop_flushing,
 )
 
@@ -53,23 +53,25 @@ async def carried_over_a_crash(
     server: Postgres, pooler: PgBouncer, shop: str, mutant: Mutant | None = None
 ) -> list[str]:
     """Let an idle relay behind a pooler live through a crash after which xids come again; give what it publishes."""
-    url, remembered = server.url(shop), server.directory / "snapshot"
+    url = server.url(shop)
     async with SlowRelay(pooler.url(shop)) as relay:
         await relay.store.take()
-        remembered.write_text(run(url, "SELECT pg_current_snapshot()::text")[0][0])
         if mutant is not None:
             mutant.install(url)
         stop_flushing(server)
         burn(url, 100)
         assert await relay.read() == []  # nothing is there, but its snapshot moves on
         burn(url, 100)
-        remembered.write_text(run(url, "SELECT pg_current_snapshot()::text")[0][0])
-        reached = next_xid(url)
-        crash_in_place(server)
-        add(url, *NEW)
-        assert next_xid(url) < reached, "no transaction id came again, so the test could not fail"
+        crash_and_add(server, url)
         await relay.carry()
         return relay.wire
+
+
+def crash_and_add(server: Postgres, url: str) -> None:
+    reached = next_xid(url)
+    crash_in_place(server)
+    add(url, *NEW)
+    assert next_xid(url) < reached, "no transaction id came again, so the test could not fail"
 
 
 async def test_events_whose_xids_were_used_before_a_crash_are_published(
@@ -82,11 +84,47 @@ async def test_a_snapshot_only_in_memory_would_swallow_them(server: Postgres, po
     assert await carried_over_a_crash(server, pooler, shop, ONLY_IN_MEMORY) == []
 
 
+async def crashed_as_a_batch_begins(
+    server: Postgres, pooler: PgBouncer, shop: str, *, in_two_statements: bool = False
+) -> list[str]:
+    """Let the server crash right before the statement that stores the next snapshot, and events be added there: what a
+    statement before that one has seen is of no use any more. Give what is published."""
+    url, remembered = server.url(shop), server.directory / "snapshot"
+    async with SlowRelay(pooler.url(shop)) as relay:
+        await relay.store.take()
+        run_it, crashes = relay.store._reading.run, iter((False, True))
+
+        async def crash_before(sql: str, *parameters: Any, **more: Any) -> Any:
+            if "poll(" in sql:
+                if in_two_statements:
+                    [[seen]] = await run_it("SELECT pg_current_snapshot()::text")
+                    remembered.write_text(seen)
+                if next(crashes, False):
+                    crash_and_add(server, url)
+            return await run_it(sql, *parameters, **more)
+
+        relay.store._reading.run = crash_before  # type: ignore[method-assign]
+        if in_two_statements:
+            remembered_snapshot(str(remembered)).install(url)
+        stop_flushing(server)
+        burn(url, 100)
+        assert await relay.read() == []
+        burn(url, 100)
+        await relay.carry()
+        assert next(crashes, None) is None, "no second batch began"
+        return relay.wire
+
+
+async def test_events_added_between_a_crash_and_the_next_batch_are_published(
+    server: Postgres, pooler: PgBouncer, shop: str
+) -> None:
+    assert await crashed_as_a_batch_begins(server, pooler, shop) == NEW
+
+
 async def test_a_snapshot_stored_by_a_second_statement_would_swallow_them(
     server: Postgres, pooler: PgBouncer, shop: str
 ) -> None:
-    mutant = remembered_snapshot(str(server.directory / "snapshot"))
-    assert await carried_over_a_crash(server, pooler, shop, mutant) == []
+    assert await crashed_as_a_batch_begins(server, pooler, shop, in_two_statements=True) == []
 
 
 async def published_before_a_crash(server: Postgres, shop: str, mutant: Mutant | None = None) -> list[str]:

@@ -26,6 +26,7 @@ from pillarbox.ports import Query
 from pillarbox.stores.postgres.reading import Reading
 from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
+    VERSIONS,
     Bench,
     Cases,
     InPython,
@@ -133,6 +134,7 @@ async def a_topic_that_fails_again_on_its_detour_loses_nothing_whatever_is_settl
         await store.release()
 
 
+@VERSIONS
 async def test_what_was_being_read_when_its_detour_was_wound_back_is_not_given_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +307,7 @@ async def a_topic_that_is_one_line_misses_no_late_commit(bench: Bench) -> None:
     assert await publish(store) == ["L2"]
 
 
+@VERSIONS
 async def test_a_topic_that_is_one_line_comes_in_one_order_over_all_lanes(bench: Bench) -> None:
     first = await bench.holder("first", topics=WHOLE)
     second = await bench.store("second", topics=WHOLE)
@@ -317,6 +320,7 @@ async def test_a_topic_that_is_one_line_comes_in_one_order_over_all_lanes(bench:
     assert published == [f"L{index}" for index in range(30)]
 
 
+@VERSIONS
 async def test_a_topic_that_was_one_line_goes_back_to_its_aggregates(bench: Bench) -> None:
     store = await bench.holder("first", topics=WHOLE)
     bench.add("L1", "L2", of="1", topic="letters")
@@ -337,6 +341,7 @@ async def test_a_topic_that_was_one_line_goes_back_to_its_aggregates(bench: Benc
     assert await publish(store) == ["L7"]
 
 
+@VERSIONS
 async def test_what_is_parked_of_a_paused_topic_waits_and_keeps_its_line(bench: Bench) -> None:
     store = await bench.holder("first")
     bench.add("L1", "L2", of="1", topic="letters")

@@ -26,6 +26,7 @@ from pillarbox.stores.postgres import PostgresStore
 from pillarbox.stores.postgres.route import Route
 from pillarbox.stores.postgres.ways import Way
 from tests.integration.postgres_bench import (
+    VERSIONS,
     Bench,
     Cases,
     InSource,
@@ -107,6 +108,7 @@ async def a_relay_that_slept_past_its_lease_hears_of_it_when_it_reads(bench: Ben
         await first.entries(1)
 
 
+@VERSIONS
 async def test_a_relay_that_slept_past_its_lease_hears_of_it_when_it_renews(bench: Bench) -> None:
     first = await bench.holder("first")
     bench.clock.advance(20)
@@ -115,6 +117,7 @@ async def test_a_relay_that_slept_past_its_lease_hears_of_it_when_it_renews(benc
         await first.renew(None)
 
 
+@VERSIONS
 async def test_a_relay_that_slept_past_its_lease_and_met_nobody_goes_on(bench: Bench) -> None:
     store = await bench.holder()
     bench.add("A", "B")
@@ -146,6 +149,7 @@ async def a_statement_still_on_its_way_when_its_relay_takes_its_lanes_anew_is_wa
     assert bench.sql("SELECT event_type, state FROM pillarbox_parked ORDER BY id") == [("A", "dead"), ("B", "dead")]
 
 
+@VERSIONS
 async def test_a_connection_that_is_opened_anew_does_not_name_the_backend_that_died(bench: Bench) -> None:
     store = await bench.holder("first")
     other = await bench.store("second")
@@ -159,6 +163,7 @@ async def test_a_connection_that_is_opened_anew_does_not_name_the_backend_that_d
     assert await publish(store) == ["A"]
 
 
+@VERSIONS
 async def test_a_relay_alone_takes_lanes_although_its_backend_has_just_died(bench: Bench) -> None:
     store = await bench.store("first")
     assert store._chores.direct_backend is not None
@@ -186,6 +191,7 @@ async def a_relay_that_could_not_take_more_lanes_hears_that_what_it_holds_is_for
     assert await publish(store) == ["A", "B"]
 
 
+@VERSIONS
 async def test_lanes_at_different_places_go_on_as_one(bench: Bench) -> None:
     first = await bench.holder("first")
     second = await bench.store("second")
@@ -228,6 +234,7 @@ async def lanes_that_become_one_are_stored_again_if_one_of_them_was_not(bench: B
         assert leader.stored != leader.settled
 
 
+@VERSIONS
 async def test_lanes_that_became_one_hand_over_everything_that_they_have_published(bench: Bench) -> None:
     first, second = await bench.holder("first"), await bench.store("second")
     await second.take()
@@ -250,6 +257,7 @@ async def test_lanes_that_became_one_hand_over_everything_that_they_have_publish
     assert (await fourth.stats()).pending == 0
 
 
+@VERSIONS
 async def test_a_lane_whose_parking_lot_is_full_stops_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pillarbox.stores.postgres.parking.ROOM", 3)
     store = await bench.holder()
@@ -271,6 +279,7 @@ async def test_a_lane_whose_parking_lot_is_full_stops_alone(bench: Bench, monkey
     assert await publish(store) == ["6", "C"]
 
 
+@VERSIONS
 async def test_a_full_lane_survives_a_takeover(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pillarbox.stores.postgres.parking.ROOM", 1)
     store = await bench.holder("first")

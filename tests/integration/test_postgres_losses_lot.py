@@ -30,6 +30,7 @@ from pillarbox.stores.postgres.lines import LONGEST
 from pillarbox.stores.postgres.log import Log
 from pillarbox.stores.postgres.parking import ParkingLot
 from tests.integration.postgres_bench import (
+    VERSIONS,
     Bench,
     Cases,
     InPython,
@@ -199,6 +200,7 @@ async def a_retry_by_hand_is_noticed_at_the_next_read(bench: Bench) -> None:
     assert names(await store.entries(10)) == ["Bad"]
 
 
+@VERSIONS
 @pytest.mark.parametrize("order", ["aggregate", "global"])
 async def test_names_too_long_for_an_index_are_parked_and_hold_back_their_followers(bench: Bench, order: Any) -> None:
     long = "\N{POSTBOX}" * 255
@@ -214,6 +216,7 @@ async def test_names_too_long_for_an_index_are_parked_and_hold_back_their_follow
     assert len(await publish(store)) == 2
 
 
+@VERSIONS
 def test_a_topic_that_no_index_could_hold_is_refused_when_it_is_written(bench: Bench) -> None:
     with pytest.raises(Exception, match="outbox_type_and_topic"):
         bench.sql(

@@ -22,7 +22,7 @@ from pillarbox.errors import LaneLost, StoreUnavailable
 from pillarbox.ports import Query, Retention
 from pillarbox.stores.postgres import reading
 from pillarbox.testing.contracts.store_bench import replayed
-from tests.integration.postgres_bench import Bench, InSql, Transaction, opened
+from tests.integration.postgres_bench import VERSIONS, Bench, InSql, Transaction, opened
 
 TOPICS = ("orders", "invoices", "letters")
 AGGREGATES = tuple("abcdefgh")
@@ -388,6 +388,7 @@ async def run(bench: Bench, seed: int, monkeypatch: pytest.MonkeyPatch) -> World
     return world
 
 
+@VERSIONS
 @pytest.mark.parametrize("seed", range(10))
 async def test_nothing_is_lost_invented_or_out_of_order(
     seed: int, bench: Bench, monkeypatch: pytest.MonkeyPatch

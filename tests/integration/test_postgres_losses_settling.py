@@ -6,6 +6,7 @@ the position first            position and parking lot change in one transaction
 parked again                  what is parked already is not parked twice
 memory kept                   after an error everything in memory is forgotten
 any size                      a chunk is bounded by bytes too
+any headers                   ... of headers as well as of payload
 the end too soon              a chunk that was cut by its size does not end its batch
 """
 
@@ -25,6 +26,7 @@ from pillarbox.stores.postgres.parking import CHUNK
 from pillarbox.stores.postgres.reading import Reading
 from pillarbox.stores.postgres.settling import Settling
 from tests.integration.postgres_bench import (
+    VERSIONS,
     Bench,
     Cases,
     InSource,
@@ -45,6 +47,7 @@ MUTANTS: dict[str, Mutant] = {
         "WHERE true OR NOT EXISTS (SELECT 1 FROM public.pillarbox_parked there")}),
     "memory kept": InSource(Settling, "write", {"self._memory.forget()": "pass"}),
     "any size": InSql("more", {"WHERE coalesce(bytes_before, 0) < _bytes": "WHERE true"}),
+    "any headers": InSql("more", {" + coalesce(pg_column_size(headers), 0)": ""}),
     "the end too soon": InSource(Reading, "_give", {"and 4 * chunk.size < CHUNK": ""}),
 }  # fmt: skip
 CASES = Cases(MUTANTS)
@@ -133,6 +136,7 @@ async def _lost_answers(store: PostgresStore) -> None:
     store._reading.run = run_and_break  # type: ignore[method-assign]
 
 
+@VERSIONS
 async def test_a_settlement_whose_answer_was_lost_counts_once(bench: Bench) -> None:
     store = await _all_kinds(bench)
     await _lost_answers(store)
@@ -176,6 +180,7 @@ async def after_a_settlement_that_failed_nothing_is_read_on(bench: Bench) -> Non
         await store._log.entries(10)
 
 
+@VERSIONS
 async def test_a_statement_timeout_publishes_nothing_and_loses_nothing(bench: Bench) -> None:
     store = await bench.holder(url=f"{bench.url}?options=-cstatement_timeout%3D300")
     bench.add("A", "B")
@@ -233,6 +238,23 @@ async def large_payloads_of_a_late_transaction_come_in_chunks_and_in_order(bench
     assert await _by_bytes(store) == [*(f"E{index}" for index in range(20)), "Last"]
 
 
+@CASES.notices("any headers")
+async def large_headers_come_in_chunks_and_in_order(bench: Bench) -> None:
+    store = await bench.holder()
+    bench.sql(
+        "INSERT INTO pillarbox_outbox (aggregate_type, aggregate_id, event_type, topic, payload, headers)"
+        " SELECT 'order', '1', 'E' || i, 'orders', '{}', json_build_object('h', repeat('x', 90000))"
+        " FROM generate_series(0, 299) i"
+    )
+    read: list[str] = []
+    while entries := await store.entries(1000):
+        assert sum(entry.size for entry in entries) <= CHUNK + 2 * MB
+        await settle(store, entries)
+        read += names(entries)
+    assert read == [f"E{index}" for index in range(300)]
+
+
+@VERSIONS
 async def test_many_megabytes_pass_through_a_few(bench: Bench) -> None:
     store = await bench.holder()
     add_large(bench, 150)
@@ -246,6 +268,7 @@ async def test_many_megabytes_pass_through_a_few(bench: Bench) -> None:
     assert peak < 50 * MB
 
 
+@VERSIONS
 async def test_large_payloads_out_of_the_parking_lot_come_in_chunks_and_in_order(bench: Bench) -> None:
     store = await bench.holder()
     bench.sql(

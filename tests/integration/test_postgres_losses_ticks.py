@@ -26,6 +26,7 @@ from pillarbox.errors import LaneLost, StoreError
 from pillarbox.stores.postgres.connection import Connection, Rows
 from servers.postgres import Postgres
 from tests.integration.postgres_bench import (
+    VERSIONS,
     Bench,
     Cases,
     InPython,
@@ -248,6 +249,7 @@ async def a_tick_is_durable_although_the_role_is_not(bench: Bench) -> None:
     assert [how for how, _ in bench.sql("SELECT * FROM commits ORDER BY flushed")] == ["on", "off", "on"]
 
 
+@VERSIONS
 async def test_a_stronger_setting_of_the_role_is_kept(bench: Bench) -> None:
     bench.sql("CREATE TABLE commits (how text)")
     bench.sql(
@@ -264,6 +266,7 @@ async def test_a_stronger_setting_of_the_role_is_kept(bench: Bench) -> None:
     assert bench.sql("SELECT DISTINCT how FROM commits") == [("remote_apply",)]
 
 
+@VERSIONS
 async def test_nothing_in_the_session_remembers_a_tick(bench: Bench) -> None:
     store = await bench.holder(url=f"{bench.url}?options=-csynchronous_commit%3Doff")
     bench.add("A")
@@ -292,6 +295,7 @@ async def test_a_tick_that_is_cancelled_while_it_waits_for_a_standby_publishes_n
         assert await publish(store) == ["A"]
 
 
+@VERSIONS
 async def test_a_batch_may_begin_while_the_one_before_is_in_flight(bench: Bench) -> None:
     store = await bench.holder("first")
     late = bench.begin()
@@ -310,6 +314,7 @@ async def test_a_batch_may_begin_while_the_one_before_is_in_flight(bench: Bench)
     assert await publish(store) == ["A2", "A3"]
 
 
+@VERSIONS
 @pytest.mark.parametrize("settled", range(1, 8))
 async def test_a_takeover_repeats_exactly_what_was_not_settled_of_several_batches(bench: Bench, settled: int) -> None:
     store = await bench.holder("first")
@@ -330,6 +335,7 @@ async def test_a_takeover_repeats_exactly_what_was_not_settled_of_several_batche
     assert await publish(store) == [*order[settled:], "B2"]
 
 
+@VERSIONS
 async def test_progress_that_was_not_stored_is_repeated_and_nothing_is_lost(bench: Bench) -> None:
     store = await bench.holder("first", progress=timedelta(hours=1))
     for batch in range(4):

@@ -14,7 +14,10 @@ from pillarbox.settings import RelaySettings, Settings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import Relay
 from servers.fault_proxy import Direction, FaultProxy
+from tests.conftest import EVERY_POSTGRES
 from tests.integration.postgres_world import SlowRelay, add, migrate, run, soon
+
+pytestmark = pytest.mark.parametrize("database", EVERY_POSTGRES, indirect=True)
 
 BATCH = 20
 EVENTS = [f"event-{n}" for n in range(100)]

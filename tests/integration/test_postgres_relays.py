@@ -14,11 +14,15 @@ import pytest
 from pillarbox import Event, Settings
 from pillarbox.core.message import Message
 from pillarbox.errors import LaneLost, StoreUnavailable
+from pillarbox.ports import Retention
 from pillarbox.psycopg import Outbox
 from pillarbox.settings import RelaySettings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import Relay
+from tests.conftest import EVERY_POSTGRES
 from tests.integration.postgres_world import EPOCHS_UNCHECKED, PATIENCE, Mutant, SlowRelay, add, migrate, run, soon
+
+pytestmark = pytest.mark.parametrize("database", EVERY_POSTGRES, indirect=True)
 
 EVENTS = [f"event-{n}" for n in range(10)]
 
@@ -179,3 +183,24 @@ def open_transactions(database: str) -> list[tuple[str, str]]:
         " AND application_name LIKE 'pillarbox%' AND xact_start IS NOT NULL",
     )
     return [(name, state) for name, state in found]
+
+
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+async def test_two_relays_work_where_transactions_are_stricter_unless_said_otherwise(database: str, level: str) -> None:
+    await migrate(database)
+    name = database.rpartition("/")[2]
+    run(database, f"ALTER DATABASE {name} SET default_transaction_isolation = '{level}'")
+    assert run(database, "SHOW transaction_isolation") == [(level,)]
+    async with SlowRelay(database, "first") as first, SlowRelay(database, "second") as second:
+        await first.store.take()
+        add(database, *EVENTS[:5])
+        await first.carry()
+        await asyncio.gather(first.store.renew(None), second.store.renew(None), return_exceptions=True)
+        await first.store.release()
+        await second._take_again()
+        add(database, *EVENTS[5:])
+        await second.carry()
+        assert [*first.wire, *second.wire] == EVENTS
+        await second.store.release()
+        assert await second.store.prune(Retention(timedelta(0), timedelta(0), timedelta(0))) >= len(EVENTS)
+    assert run(database, "SELECT 1 FROM pillarbox_outbox") == []

@@ -6,13 +6,17 @@ import sys
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from pillarbox.core.event import Event
 from pillarbox.core.routing import lane_of
 from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
+from pillarbox.psycopg import Outbox
 from pillarbox.stores.postgres import schema
 from pillarbox.stores.postgres.connection import Connection
 from pillarbox.stores.postgres.schema import NEEDED, Tables
@@ -153,6 +157,46 @@ def test_tables_from_the_future_are_refused(database: str) -> None:
     )
     looked = type_migrate(f"status --database {database}")
     assert looked.stdout == f"the tables are at version {NEEDED + 1}; this release needs {NEEDED}\n"
+
+
+@pytest.fixture
+def next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
+    """A release that needs one version more, which changes the log."""
+    file = tmp_path / "next.sql"
+    file.write_text("ALTER TABLE {p}outbox ADD COLUMN more text;\n")
+    monkeypatch.setattr(schema, "_VERSIONS", [*schema._VERSIONS, [file]])
+    monkeypatch.setattr(schema, "NEEDED", NEEDED + 1)
+    monkeypatch.setattr(schema, "LOCK_TIMEOUT", "200ms")
+    return NEEDED + 1
+
+
+async def test_a_migration_that_meets_a_writer_makes_no_other_wait_for_long(migrated: str, next_version: int) -> None:
+    tables = Tables("public", "pillarbox_")
+    async with connected(migrated) as connection:
+        with psycopg.connect(migrated) as writer:
+            add(writer, "First")
+            with pytest.raises(
+                StoreUnavailable, match="somebody holds a lock on the tables: PostgreSQL waited for 200ms"
+            ):
+                async with asyncio.timeout(20):
+                    await tables.up(connection)
+            with psycopg.connect(migrated, options="-c lock_timeout=5s") as other:
+                add(other, "Second")  # does not queue behind a migration that waits
+        assert await tables.up(connection) == [next_version]
+
+
+def test_the_script_that_meets_a_writer_gives_up_soon_too(migrated: str, next_version: int) -> None:
+    script = Tables("public", "pillarbox_").sql()
+    newest = script[script.rindex("BEGIN;\nSET") :]
+    with psycopg.connect(migrated) as writer, psycopg.connect(migrated, autocommit=True) as connection:
+        add(writer, "First")
+        connection.execute("SET statement_timeout = '20s'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            connection.execute(newest.encode())
+
+
+def add(connection: psycopg.Connection[Any], type: str) -> None:
+    Outbox().add(connection, Event(type, {}, aggregate=("order", 1)))
 
 
 @contextmanager

@@ -47,11 +47,15 @@ from tests.integration.postgres_world import (
 )
 
 _EPOCH = "epoch = ('x' || translate(left(gen_random_uuid()::text, 18), '-', ''))::bit(64)::bigint"
+_NEWEST = "SELECT max(id) FROM public.pillarbox_outbox"
 MUTANTS: dict[str, Mutant] = {
     "any place": InSql("watch", {"WHERE t.w <= seen.confirmed": "WHERE true"}),
     "nearly there": InSql("watch", {"t.w <= seen.confirmed": "t.w <= seen.confirmed + 1"}),
     "the place before the snapshot": InSql("watch", {"reached.m, pg_current_wal_insert_lsn()": "reached.m, ends"}),
-    "the snapshot of the moment": InSql("watch", {"t.whole, passed.s,": "t.whole, pg_current_snapshot(),"}),
+    "the snapshot of the moment": InSql(
+        "watch",
+        {"passed.s, passed.x, passed.m,": f"pg_current_snapshot(), passed.x, ({_NEWEST}),"},
+    ),
     "by ids": InSql("watch", {"(SELECT max(p.floor_id) FROM public.pillarbox_positions(-1) p)": "passed.m"}),
     "any slot of that name": InSql("watch", {"IF NOT same THEN": "IF seen.wrong IS NOT NULL THEN"}),
     "the end of the WAL at last": InSql("watch", {"seen_end = ends": "seen_end = pg_current_wal_insert_lsn()"}),

@@ -1,6 +1,7 @@
 """Redis and Valkey as they are: what they refuse and in which words, what they lose, how they come back."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -103,28 +104,63 @@ async def test_what_was_refused_before_a_cut_is_not_overtaken_by_the_first_messa
     assert [order.message.ticket for order, _ in refused] == [1, 3, 4]
 
 
-async def test_a_user_that_may_not_add_at_all_is_a_matter_of_settings(redis: Redis) -> None:
+async def test_a_user_that_may_not_add_at_all_is_waited_for(redis: Redis) -> None:
     with redis.client() as client:
         client.acl_setuser("shop", enabled=True, reset=True, passwords=["+pw"], keys=["*"], commands=["+@all", "-xadd"])
     async with publisher_at(redis.url(login="shop:pw@")) as publisher:
-        with pytest.raises(ConfigError, match=r"NOPERM.*xadd.*grant"):
-            await publish(publisher, batch("a"))
+        errors = await publish(publisher, batch("ab"))
+        assert {type(error) for error in errors.values()} == {BrokerUnavailable}
+        assert re.search(r"NOPERM.*xadd.*grant the user this right", str(errors[1]))
+        with redis.client() as client:
+            client.acl_setuser("shop", enabled=True, keys=["*"], commands=["+xadd"])
+        assert await publish(publisher, batch("a", first=3)) == {3: None}
 
 
 @pytest.mark.parametrize("kind", ["redis", "valkey"])
-async def test_a_login_that_fails_is_a_matter_of_settings(own_redis: Callable[..., Redis], kind: str) -> None:
+async def test_a_login_that_fails_is_waited_for(own_redis: Callable[..., Redis], kind: str) -> None:
     server = own_redis(kind)
     server.configure(requirepass="secret")
     for login in ("", "shop:wrong@", "default:wrong@"):
         async with publisher_at(server.url(login=login)) as publisher:
-            with pytest.raises(ConfigError, match=r"does not let us in: .*mend user and password") as caught:
-                await publish(publisher, batch("a"))
-        assert ":wrong" not in str(caught.value)
+            (error,) = (await publish(publisher, batch("a"))).values()
+        assert isinstance(error, BrokerUnavailable)
+        assert re.search("does not let us in: .*mend user and password", str(error))
+        assert ":wrong" not in str(error)
         async with subscriber_at(server.url(login=login)) as subscriber:
-            with pytest.raises(ConfigError, match="does not let us in"):
+            with pytest.raises(BrokerUnavailable, match="does not let us in"):
                 await subscriber.deliveries(1, 0.0)
     async with publisher_at(server.url(login=":secret@")) as publisher:
         assert await publish(publisher, batch("a")) == {1: None}
+
+
+@pytest.mark.parametrize("kind", ["redis", "valkey"])
+async def test_a_password_that_is_changed_and_changed_back_needs_nobody_here(
+    own_redis: Callable[..., Redis], kind: str
+) -> None:
+    server = own_redis(kind)
+    with server.client() as client:
+        client.acl_setuser("shop", enabled=True, passwords=["+old"], keys=["*"], commands=["+@all"])
+    url = server.url(login="shop:old@")
+    async with publisher_at(url) as publisher, subscriber_at(url) as subscriber:
+        assert await publish(publisher, batch("a")) == {1: None}
+        await receive(subscriber, 1)
+        with server.client() as client:
+            client.acl_setuser("shop", enabled=True, passwords=["-old", "+new"])
+            client.client_kill_filter(_type="normal", skipme=True)
+        errors = await publish(publisher, batch("a", first=2))
+        while "does not let us in" not in str(errors[2]):  # it hears of the break when it writes
+            assert isinstance(errors[2], BrokerUnavailable)
+            errors = await publish(publisher, batch("a", first=2))
+        assert isinstance(errors[2], BrokerUnavailable)
+        with pytest.raises(BrokerUnavailable):
+            await subscriber.deliveries(1, 0.0)
+        with server.client() as client:
+            client.acl_setuser("shop", enabled=True, passwords=["-new", "+old"])
+        assert await publish(publisher, batch("a", first=2)) == {2: None}
+        assert stored(server) == [b"a1", b"a2"]
+        while not (found := await subscriber.deliveries(10, 10.0)):
+            pass
+        assert bodies(delivery.message for delivery in found)[-1] == b"a2"
 
 
 async def test_a_database_that_is_not_there_is_a_matter_of_settings(redis: Redis) -> None:
@@ -247,7 +283,7 @@ async def test_a_stream_is_trimmed_only_if_that_was_asked_for(redis: Redis) -> N
     async with publisher_at(redis.url(), seconds=10) as publisher:
         await publish(publisher, messages)
     assert len(stored(redis)) == 2000
-    async with publisher_at(redis.url(), seconds=10, maxlen=500) as publisher:
+    async with publisher_at(redis.url(), seconds=10, maxlen=500, unsafe=True) as publisher:
         await publish(publisher, batch("a", first=5000))
     assert 500 <= len(stored(redis)) < 1000
     assert stored(redis)[-1] == b"a5000"
@@ -299,14 +335,34 @@ async def test_durable_is_asked_for_anew_with_each_connection(redis: Redis, own_
             while (await publish(publisher, batch("a", first=2)))[2] is not None:
                 pass  # it hears of the break when it writes
     with newer.client() as client:
-        assert client.info("commandstats")["cmdstat_waitaof"]["calls"] == 1
+        calls = client.info("commandstats")["cmdstat_waitaof"]["calls"]
+    assert calls == 2, "when it connected, and after the batch"
 
 
-async def test_durable_on_a_server_that_keeps_nothing_is_refused(own_redis: Callable[..., Redis]) -> None:
+async def test_durable_on_a_server_that_keeps_nothing_waits_until_it_does(own_redis: Callable[..., Redis]) -> None:
     server = own_redis("valkey", appendonly="no")
     async with publisher_at(server.url(), durable=True) as publisher:
-        with pytest.raises(ConfigError, match=r"redis\.durable: .*appendonly is disabled.*set appendonly yes"):
-            await publish(publisher, batch("a"))
+        (error,) = (await publish(publisher, batch("a"))).values()
+        assert isinstance(error, BrokerUnavailable)
+        assert re.search(r"redis\.durable: .*appendonly is disabled.*set appendonly yes", str(error))
+        assert stored(server) == [], "each try would store it once more"
+        server.configure(appendonly="yes")
+        assert await publish(publisher, batch("a")) == {1: None}
+
+
+@pytest.mark.parametrize("redis", ["valkey"], indirect=True)
+async def test_durable_without_the_right_to_wait_stores_nothing(redis: Redis) -> None:
+    with redis.client() as client:
+        allowed = ["+@all", "-waitaof"]
+        client.acl_setuser("shop", enabled=True, reset=True, passwords=["+pw"], keys=["*"], commands=allowed)
+    async with publisher_at(redis.url(login="shop:pw@"), durable=True) as publisher:
+        (error,) = (await publish(publisher, batch("a"))).values()
+        assert isinstance(error, BrokerUnavailable)
+        assert re.search("NOPERM.*waitaof.*grant the user this right", str(error))
+        assert stored(redis) == []
+        with redis.client() as client:
+            client.acl_setuser("shop", enabled=True, keys=["*"], commands=["+waitaof"])
+        assert await publish(publisher, batch("a")) == {1: None}
 
 
 @pytest.mark.parametrize("redis", ["valkey"], indirect=True)

@@ -11,7 +11,7 @@ from string import ascii_letters
 import pytest
 
 from pillarbox.brokers.redis import RedisPublisher, RedisSubscriber
-from pillarbox.core.message import Message
+from pillarbox.core.message import Delivery, Message
 from pillarbox.errors import BrokerUnavailable, ConfigError
 from pillarbox.telemetry.hooks import Hooks
 from pillarbox.testing.contracts.publisher import answers, batch
@@ -165,6 +165,29 @@ async def test_a_stream_that_was_deleted_begins_anew(redis: Redis) -> None:
         await member.acknowledge(received)
         await publish(redis, batch("a", first=2))
         assert texts(await receive(member, 1)) == [b"a2"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "commands"),
+    [
+        (["other"], ["+@all"]),
+        (["orders"], ["+@all"]),  # not what stands beside it
+        (["*"], ["+@all", "-xack"]),
+        (["*"], ["+@all", "-eval", "-evalsha"]),
+    ],
+)
+async def test_rights_that_a_member_lacks_are_waited_for(redis: Redis, keys: list[str], commands: list[str]) -> None:
+    with redis.client() as client:
+        client.acl_setuser("shop", enabled=True, reset=True, passwords=["+pw"], keys=keys, commands=commands)
+    async with member_of(redis.url(login="shop:pw@")) as member:
+        await publish(redis, batch("a"))
+        received: Sequence[Delivery] = []
+        with pytest.raises(BrokerUnavailable, match="grant the user this right"):
+            await member.acknowledge(received := await member.deliveries(10, 0.0))
+        with redis.client() as client:
+            client.acl_setuser("shop", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all"])
+        await member.acknowledge(received := received or await receive(member, 1))
+        assert texts(received) == [b"a1"]
 
 
 async def test_a_topic_that_is_no_stream_is_a_matter_of_settings(redis: Redis) -> None:

@@ -1,10 +1,10 @@
-"""A relay to Redis, one of whose topics is no stream: what the suite of relays does not ask."""
+"""A relay to Redis that is refused: what the suite of relays does not ask."""
 
 from pathlib import Path
 
 from pillarbox.telemetry.hooks import Moment
 from servers.redis import Redis
-from tests.integration.relay_shop import RelayShop, until
+from tests.integration.relay_shop import TRIED, RelayShop, until
 
 
 async def test_a_topic_that_is_refused_does_not_stop_the_others(redis: Redis, tmp_path: Path) -> None:
@@ -20,3 +20,16 @@ async def test_a_topic_that_is_refused_does_not_stop_the_others(redis: Redis, tm
             await until(lambda: client.xlen("orders") == 100)
     assert {record.attempts for record in await shop.records("dead")} == {1}
     assert Moment.EVENT_RETRYING not in shop.heard
+
+
+async def test_a_relay_that_is_not_let_in_waits_and_goes_on_when_it_is(redis: Redis, tmp_path: Path) -> None:
+    shop = RelayShop(tmp_path / "shop.db")
+    await shop.open()
+    shop.add(10)
+    with redis.client() as client:
+        client.acl_setuser("shop", enabled=True, reset=True, passwords=["+new"], keys=["*"], commands=["+@all"])
+        async with shop.relay(redis.url(login="shop:old@")):
+            await shop.until_heard(Moment.BROKER_AWAY)
+            client.acl_setuser("shop", enabled=True, passwords=["+old"])
+            await until(lambda: client.xlen("orders") == 10)
+    assert not TRIED.intersection(shop.heard)

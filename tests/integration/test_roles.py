@@ -117,6 +117,47 @@ def test_a_role_has_these_rights_and_no_others(url: str, role: str) -> None:
     assert {table for table, _ in found} >= {"outbox", "replays", "inbox_shared", "events"}
 
 
+@pytest.mark.parametrize("role", RIGHTS)
+def test_no_role_moves_a_sequence(url: str, become: As, role: str) -> None:
+    with psycopg.connect(url) as connection:
+        sequences = [name for (name,) in connection.execute(
+            r"SELECT relname FROM pg_class WHERE relkind = 'S' AND relname LIKE 'pillarbox\_%'"
+            r" AND relnamespace = 'public'::regnamespace"
+        )]  # fmt: skip
+    assert len(sequences) >= 4
+    person = become(role)
+    for sequence in sequences:
+        assert refused(person, f"SELECT nextval('{sequence}')"), sequence
+        assert refused(person, f"SELECT setval('{sequence}', 1)"), sequence
+        may_look = role == "relay" and sequence == "pillarbox_outbox_id_seq"
+        assert refused(person, f"SELECT last_value FROM {sequence}") != may_look, sequence
+
+
+@pytest.mark.parametrize("role", RIGHTS)
+def test_only_a_writer_calls_what_runs_with_the_owners_rights(url: str, role: str) -> None:
+    with psycopg.connect(url) as connection:
+        found = connection.execute(
+            r"SELECT substr(proname, 11) FROM pg_proc WHERE prosecdef AND proname LIKE 'pillarbox\_%%'"
+            r" AND has_function_privilege(%s, oid, 'EXECUTE') ORDER BY 1",
+            [f"pillarbox_{role}"],
+        ).fetchall()
+    assert [name for (name,) in found] == (["draw_numbers", "take_keys"] if role == "writer" else [])
+
+
+@pytest.mark.parametrize("role", ["writer", "consumer", "viewer"])
+def test_what_a_relay_calls_does_nothing_for_others(become: As, role: str) -> None:
+    """Functions run with the rights of who calls them: what they do is refused there."""
+    person = become(role)
+    for call in (
+        "take('x', '{}', '15 s', NULL, NULL)",
+        "prune('0', '0', '0', 10, 10)",
+        "adopt('me')",
+        "begin_whole('x', 't')",
+        "thin_ticks(now(), 10)",
+    ):
+        assert refused(person, f"SELECT pillarbox_{call}"), call
+
+
 def test_the_script_can_be_run_again_and_changes_nothing(url: str) -> None:
     rights = (
         "SELECT grantee, table_name, privilege_type FROM information_schema.role_table_grants"

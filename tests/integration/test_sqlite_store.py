@@ -64,6 +64,27 @@ async def test_a_full_database_loses_nothing_while_settling(shop: Shop) -> None:
     assert shop.sql("SELECT count(*) FROM pillarbox_parked") == [(2,)]
 
 
+async def test_a_full_database_loses_nothing_while_settling_what_was_published(shop: Shop) -> None:
+    store = await shop.holder()
+    types = [f"T{n}" for n in range(1000)]
+    shop.add(*types)
+    entries = await read(store)
+    await on_connection(store, lambda db: db.execute("PRAGMA max_page_count = 1").fetchone())
+    fits = 0
+    with pytest.raises(StoreUnavailable, match=r"full.*make room"):  # noqa: PT012 - which one does not fit is SQLite's
+        for entry in entries:
+            await settle(store, [entry])
+            fits += 1
+    assert 0 < fits < len(types)
+    assert [(await record(store, types[n])).status for n in (fits - 1, fits)] == ["published", "pending"]
+    await on_connection(store, lambda db: db.execute("PRAGMA max_page_count = 1000000").fetchone())
+    await settle(store, entries[fits:])
+    published = Query(status=("published",), newest_first=False, limit=len(types) + 1)
+    assert [one.type for one in await store.find(published)] == types
+    await store.close()
+    assert names(await read(await shop.holder("b"))) == []
+
+
 async def test_an_error_before_the_commit_undoes_everything_and_settling_again_works(shop: Shop) -> None:
     strikes = [RuntimeError("struck")]
 

@@ -13,6 +13,20 @@ RECEIVING = (
         ("tests/contracts/test_door_psycopg.py::test_psycopg[test_autocommit_is_refused-SyncBench]",),
     ),
     Mutant(
+        "see nothing newer than the transaction",
+        "under REPEATABLE READ an event that is parked as dead is handled by a copy, behind later ones",
+        "src/pillarbox/stores/postgres/schema/0001_receiving.sql",
+        {
+            "    IF current_setting('transaction_isolation') = 'repeatable read' THEN\n"
+            "        PERFORM {p}refuse_unseen(_consumer, ARRAY[_event_id]);\n"
+            "    END IF;\n": ""
+        },
+        (
+            "tests/integration/test_inbox_isolation.py::test_what_was_parked_after_a_copy_had_begun_is_not_handled"
+            "[psycopg-alone-REPEATABLE_READ]",
+        ),
+    ),
+    Mutant(
         "acknowledge before the commit",
         "what was delivered and not committed does not come again: its effects are lost",
         "src/pillarbox/inbox/consumer.py",

@@ -14,7 +14,8 @@ What a page may say in an HTML comment right before a block, or in its place:
     ...
     -->
 
-An `sql` block runs in that database.
+An `sql` block runs in that database. A `toml` block is loaded as a file of settings. A `text` block is only shown: a
+picture, or what somebody else prints. Any other block needs a mark.
 A `console` block holds the commands pillarbox, python, touch and make (whose verbs are only looked up). What one prints
 may go to a file, `> script.sql`, or into the page's database, `| psql shop`.
 Output that it shows is compared, line by line; `…` stands for anything.
@@ -30,7 +31,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -40,6 +40,8 @@ from typing import IO, Any, NamedTuple, Self
 import psycopg
 import pytest
 
+from pillarbox import Settings
+from pillarbox.errors import ConfigError
 from tests.public.conftest import ASKS_FOR
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +124,9 @@ class Runner:
         elif block.language == "sql":
             self._run_sql(block.text)
         elif block.language == "toml":
-            tomllib.loads(block.text)
+            self._load_settings(block.text)
+        else:
+            assert block.language == "text", f"{where}: nobody runs {block.language or 'it'}: say so, or call it text"
 
     def _write(self, name: str, text: str) -> None:
         file = self._directory / name
@@ -138,6 +142,11 @@ class Runner:
     def _run_sql(self, text: str) -> None:
         with psycopg.connect("dbname=shop", autocommit=True) as connection:
             connection.execute(text.encode())
+
+    def _load_settings(self, text: str) -> None:
+        file = self._directory / ".settings-on-the-page.toml"
+        file.write_text(text)
+        Settings.load(file, environment={})
 
     def _run_console(self, block: Block, where: str) -> None:
         commands = re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)
@@ -263,6 +272,21 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     assert [name for name in named if not any(ROOT.glob(name.rstrip("/")))] == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_block_of_a_page_is_fenced_so_that_it_is_seen(page: Path) -> None:
+    assert indented_blocks_of(page.read_text()) == []
+
+
+def indented_blocks_of(page: str) -> list[str]:
+    """Give the first lines of blocks that are code by their indentation alone: outside of fences, below no list."""
+    found, above = [], ""
+    for part in re.split(r"\n\s*\n", _PIECE.sub("", page)):
+        if part.startswith("    ") and not re.match(r"\s*([-*]|\d+\.) ", above):
+            found.append(part.splitlines()[0].strip())
+        above = part if part.strip() else above
+    return found
+
+
 def page_of(*parts: str) -> str:
     return "\n\n".join(parts)
 
@@ -368,9 +392,25 @@ def test_a_console_block_holds_only_what_can_be_checked(tmp_path: Path, line: st
         run_page(fenced("console", line), "page", tmp_path)
 
 
-def test_settings_on_a_page_are_toml(tmp_path: Path) -> None:
-    with pytest.raises(tomllib.TOMLDecodeError):
-        run_page(fenced("toml", "database = nonsense"), "page", tmp_path)
+@pytest.mark.parametrize("text", ["database = nonsense", "[relay]\nno_such_setting = 5", "[relay]\nlease = 'soon'"])
+def test_settings_on_a_page_can_be_loaded(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        run_page(fenced("toml", text), "page", tmp_path)
+
+
+@pytest.mark.parametrize("language", ["", "yaml", "bash", "pyhton"])
+def test_a_block_that_nobody_runs_must_be_marked(tmp_path: Path, language: str) -> None:
+    with pytest.raises(AssertionError, match="nobody runs"):
+        run_page(fenced(language, "text"), "page", tmp_path)
+    marked = page_of("<!-- not run: it is for somebody else -->", fenced(language, "text"))
+    assert run_page(marked, "page", tmp_path) == ["page, line 3: it is for somebody else"]
+    assert run_page(fenced("text", "a picture"), "page", tmp_path) == []
+
+
+def test_a_block_that_is_only_indented_is_found() -> None:
+    page = page_of("Words:", "    make bench", fenced("python", "if x:\n\n    y()"))
+    assert indented_blocks_of(page) == ["make bench"]
+    assert indented_blocks_of("- a point\n\n    and more of it") == []
 
 
 def test_what_a_command_prints_may_go_to_a_file(tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LOCKS = sorted((ROOT / "locks").glob("*.lock"))
 # Put together here, so that this file does not hold them either.
-INDEX_HOSTS = [name + "." + end for name, end in [("pypi", "org"), ("pythonhosted", "org"), ("pypi", "python.org")]]
+INDEX_HOSTS = [
+    name + "." + end
+    for name, end in [
+        *[("pypi", "org"), ("pythonhosted", "org"), ("pypi", "python.org")],
+        *[("repo1.maven", "org"), ("repo.maven", "apache.org"), ("oss.sonatype", "org"), ("central.sonatype", "com")],
+        *[("npmjs", "org"), ("npmjs", "com"), ("yarnpkg", "com")],
+        *[("crates", "io"), ("proxy.golang", "org"), ("sum.golang", "org"), ("goproxy", "io")],
+        *[(host, f"debian.{end}") for host in ("deb", "ftp", "security", "snapshot") for end in ("org", "net")],
+    ]
+]
 INDEX_OPTIONS = ["--index" + "-url", "--extra-index" + "-url", "--find" + "-links", "--trusted" + "-host"]
 EXTRAS = (
     "cli", "postgres", "asyncpg", "sqlalchemy", "django", "kafka", "rabbitmq", "redis", "nats", "webhooks",
@@ -78,7 +87,7 @@ def test_a_lock_holds_everything_that_was_asked_for(lock: Path) -> None:
     [
         ("README.md", "# Pillarbox"),
         ("CHANGELOG.md", "## [Unreleased]"),
-        ("CONTRIBUTING.md", "one file in `brokers/`"),
+        ("CONTRIBUTING.md", "one module in `brokers/`"),
         ("LICENSE", "Apache License\n                           Version 2.0, January 2004"),
     ],
 )

@@ -52,3 +52,9 @@ def test_without_the_option_a_skip_is_only_counted(tmp_path: Path) -> None:
     result = run_tests(tmp_path, skipping("later"))
     assert result.returncode == 0
     assert "1 skipped" in result.stdout
+
+
+@pytest.mark.parametrize("outcome", ["True", "False"])
+def test_what_a_test_says_is_printed_also_if_it_fails(tmp_path: Path, outcome: str) -> None:
+    source = f"def test_it(record_property):\n    record_property('says', 'it struck 7 times')\n    assert {outcome}\n"
+    assert "  it struck 7 times\n" in run_tests(tmp_path, source).stdout

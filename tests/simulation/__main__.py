@@ -1,4 +1,4 @@
-"""Repeat a simulated run: python -m tests.simulation --seed 17"""
+"""Repeat a simulated run: .venv/bin/python -m tests.simulation --seed 17"""
 
 import argparse
 

@@ -42,7 +42,7 @@ class Result:
 def how_to_repeat(seed: int, edition: Edition) -> str:
     """Write the command that lives a world once more."""
     older = "" if edition is NEWEST else f" --edition {edition}"
-    return f"repeat it: python -m tests.simulation --seed {seed}{older}"
+    return f"repeat it: .venv/bin/python -m tests.simulation --seed {seed}{older}"
 
 
 @contextmanager

@@ -71,6 +71,12 @@ def test_all_is_well() -> None:
     assert found(QUIET) == [Finding("fine", "fine", "all is well: nothing is waiting")]
 
 
+def test_an_outbox_that_nobody_relays_is_not_called_well_though_nothing_waits() -> None:
+    fine, note = found(replace(QUIET, relays=()))
+    assert fine == Finding("fine", "fine", "nothing is waiting")
+    assert (note.severity, note.kind) == ("note", "no relay")
+
+
 def test_events_on_the_way_are_well_too() -> None:
     stats = replace(QUIET, pending=1, oldest_pending_at=ago(seconds=1))
     assert found(stats) == [Finding("fine", "fine", "all is well: 1 event is on the way")]

@@ -1,13 +1,14 @@
 """The plots of the benchmarks: every row is in one, and what misses its goal is seen."""
 
 import json
+from datetime import date
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.plots import PLOTS, RESULTS, draw, group_of
-from benchmarks.tables import PAGE, renewed
+from benchmarks.tables import PAGE, STAMPS, renewed, stamp
 
 
 def test_every_row_is_in_one_plot_and_every_plot_is_what_the_file_says(tmp_path: Path) -> None:
@@ -47,6 +48,15 @@ def test_the_titles_tell_the_plots_apart() -> None:
 
 def test_the_page_shows_the_rows_of_the_file() -> None:
     page, rows = PAGE.read_text(), json.loads(RESULTS.read_text())
-    assert renewed(page, rows) == page, "run python -m benchmarks.tables"
+    stamps = json.loads(RESULTS.with_name(STAMPS).read_text())
+    assert renewed(page, rows, stamps) == page, "run python -m benchmarks.tables"
     assert all(page.count(f"| {row['name']} | {row['unit']} |") == 1 for row in rows)
     assert page.count("| **no** |") == RESULTS.read_text().count('"met": false')
+
+
+def test_a_run_stamps_its_rows_and_leaves_those_of_others(tmp_path: Path) -> None:
+    results = tmp_path / "latest.json"
+    results.write_text(json.dumps([{"name": "a"}, {"name": "b"}]))
+    results.with_name(STAMPS).write_text(json.dumps({"a": ["2026-01-01", "old"], "gone": ["2026-01-01", "old"]}))
+    stamp(results, ["b"], date(2026, 2, 3), "new")
+    assert json.loads(results.with_name(STAMPS).read_text()) == {"a": ["2026-01-01", "old"], "b": ["2026-02-03", "new"]}

@@ -62,7 +62,7 @@ def test_what_is_said_of_a_chunk_is_what_its_entries_say(entries: list[Entry]) -
     chunk = chunk_of(rows_of(entries))
     assert list(positions_of(chunk)) == positions_of(entries)
     assert are_plain(chunk) == are_plain(entries)
-    assert size_of(chunk) == size_of(entries) == sum(len(entry.data) for entry in entries)
+    assert size_of(chunk) == size_of(entries) == sum(len(entry.data) + len(entry.headers or "") for entry in entries)
 
 
 @pytest.mark.parametrize("change", [{"parked": True}, {"available_at": NOW}])

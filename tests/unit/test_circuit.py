@@ -155,3 +155,10 @@ def test_a_topic_that_others_held_and_that_still_fails_is_held_and_told_of_once(
     assert circuits.gate("orders", 6.0) is Gate.ONE
     assert not circuits.failed("orders", "no leader", 6.0, answered=False)
     assert circuits.held(7.9) == {"orders"}
+
+
+def test_a_topic_that_is_held_already_is_not_tried_sooner_because_others_held_it_too() -> None:
+    circuits = opened()
+    circuits.suspect("orders", 0.5)
+    assert circuits.held(0.5) == {"orders"}
+    assert circuits.errors() == [("orders", "no")]

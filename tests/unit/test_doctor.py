@@ -174,7 +174,7 @@ def test_a_topic_of_kafka_is_kept_as_its_settings_say(topic: dict[str, str], age
     [
         ("sqlite:///stream.db", [days(7)]),
         ("redis://localhost", [None]),
-        ("redis://localhost?maxlen=1000", [None]),
+        ("redis://localhost?maxlen=1000&unsafe=true", [None]),
         ("amqp://localhost", None),
         ("https://localhost/hook", None),
         ("stdout:", None),

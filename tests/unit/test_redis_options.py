@@ -21,8 +21,8 @@ def test_what_a_url_leaves_out_has_its_default() -> None:
 
 
 def test_options_stand_in_the_table_or_in_the_url() -> None:
-    in_table = read_options("redis://h", {"durable": True, "maxlen": 1000, "replicas": 1})
-    assert in_table == read_options("redis://h?durable=true&maxlen=1000&replicas=1", {})
+    in_table = read_options("redis://h", {"durable": True, "maxlen": 1000, "replicas": 1, "unsafe": True})
+    assert in_table == read_options("redis://h?durable=true&maxlen=1000&replicas=1&unsafe=true", {})
     assert (in_table.durable, in_table.maxlen, in_table.replicas) == (True, 1000, 1)
 
 
@@ -36,6 +36,12 @@ def test_tls_without_checks_needs_the_word_unsafe(option: dict[str, Any]) -> Non
     with pytest.raises(ConfigError, match=rf"redis\.{next(iter(option))}.*redis\.unsafe = true"):
         read_options("rediss://h", option)
     assert read_options("rediss://h", {**option, "unsafe": True}).tls is not None
+
+
+@pytest.mark.parametrize("url", ["redis://h", "redis://h?unsafe=false"])
+def test_to_trim_what_nobody_has_read_needs_the_word_unsafe(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"redis\.maxlen: throws entries away .*redis\.unsafe = true"):
+        read_options(url, {"maxlen": 1000})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pillarbox.core.routing import Topic
-from pillarbox.core.secrets import HIDDEN, without_secrets
+from pillarbox.core.secrets import HIDDEN, LONGEST_URL, with_quiet_urls, without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
@@ -192,3 +192,8 @@ def test_the_password_of_the_hint_is_hidden() -> None:
     assert settings.inbox.hint == f"redis://shop:{MARK}@localhost/0"
     assert MARK not in repr(settings)
     assert {one.key: one.value for one in settings.shown()}["inbox.hint"] == "redis://shop:***@localhost/0"
+
+
+def test_a_url_that_is_too_long_to_be_taken_apart_is_hidden_whole() -> None:
+    url = f"redis://shop:{MARK}@localhost/{'0' * LONGEST_URL}"
+    assert with_quiet_urls(f"refused by {url}: it is away") == "refused by ***: it is away"

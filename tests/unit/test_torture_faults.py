@@ -1,13 +1,16 @@
 """The plan of a torture: by seed, each kind once before others come twice, nothing that cannot be made."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from pillarbox.errors import MissingExtra
 from pillarbox.torture import clocks
 from pillarbox.torture.deeds import REPEAT_NOTHING
 from pillarbox.torture.faults import FAILOVER, GROUPS, KINDS, groups_of, named, plan
 from pillarbox.torture.stage import ANYWHERE, GivenServers, left_out, offered
+from pillarbox.torture.taps import tap_at
 
 ALL = named(GROUPS)
 
@@ -76,3 +79,10 @@ def test_what_repeats_nothing_is_known_by_its_name() -> None:
     assert REPEAT_NOTHING <= ALL
     # These lose an acknowledgement, or the lanes: whoever takes them for harmless would find copies beyond the bound.
     assert not REPEAT_NOTHING & {"freeze a relay", "kill the broker", "kill the database", "lose answers of the broker"}
+
+
+@pytest.mark.parametrize(("scheme", "words"), [("amqp", "an amqp: broker"), ("rabbitmq", "a rabbitmq: broker")])
+def test_a_broker_whose_library_is_missing_is_named(scheme: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillarbox.torture.taps.rabbitmq", None)
+    with pytest.raises(MissingExtra, match=f"{words} needs the extra 'rabbitmq'"):
+        tap_at(f"{scheme}://127.0.0.1/")

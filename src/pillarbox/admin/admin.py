@@ -36,7 +36,7 @@ from pillarbox.settings.durations import write_duration
 COUNTED = 10_000
 """Events are counted up to here; beyond, it is "more than"."""
 PAGE = 500
-_TRANSACTION = ("BEGIN;", "BEGIN IMMEDIATE;", "COMMIT;")
+_TRANSACTION = ("BEGIN;", "BEGIN IMMEDIATE;", "SET LOCAL lock_timeout = '5s';", "COMMIT;")
 
 
 class Report(NamedTuple):

@@ -79,7 +79,8 @@ def diagnose(
         *_canary(stats, now, settings),
     ]
     if not any(finding.severity == "problem" for finding in found):
-        found += _old(stats, now, settings) or [_fine(stats)]
+        relayed = all(finding.kind != "no relay" for finding in found)
+        found += _old(stats, now, settings) or [_fine(stats, relayed)]
     return sorted(found, key=lambda finding: _ORDER.index(finding.severity))
 
 
@@ -335,7 +336,7 @@ def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
     return [Finding("problem", "old", line, (cure,))]
 
 
-def _fine(stats: Stats) -> Finding:
+def _fine(stats: Stats, relayed: bool) -> Finding:
     if stats.inbox_waiting and not stats.pending:
         line = (
             f"{counted(stats.inbox_waiting, 'event')} received, and not handled yet: a consumer does that while it runs"
@@ -347,7 +348,8 @@ def _fine(stats: Stats) -> Finding:
     if stats.retrying:
         line = f"nothing else is waiting: {_count(stats.retrying, 'event')} tried again"
         return Finding("fine", "fine", line)
-    return Finding("fine", "fine", "all is well: nothing is waiting")
+    # Of an outbox that nobody relays, not everything is well: the note below it says what to run.
+    return Finding("fine", "fine", "all is well: nothing is waiting" if relayed else "nothing is waiting")
 
 
 def _events(count: int, exact: bool) -> str:

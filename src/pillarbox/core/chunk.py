@@ -13,7 +13,7 @@ from pillarbox.core.entry import Entry
 
 _OF_THE_LOG = tuple(Entry._field_defaults.values())
 _WIDTH = len(Entry._fields) - len(_OF_THE_LOG)
-_POSITION, _DATA, _AVAILABLE_AT = map(Entry._fields.index, ("position", "data", "available_at"))
+_POSITION, _DATA, _HEADERS, _AVAILABLE_AT = map(Entry._fields.index, ("position", "data", "headers", "available_at"))
 
 
 class Chunk(Sequence[Entry]):
@@ -35,8 +35,8 @@ class Chunk(Sequence[Entry]):
 
     @property
     def size(self) -> int:
-        """How large the contents are together."""
-        return sum(map(len, self.columns[_DATA]))
+        """How large contents and headers are together."""
+        return sum(map(len, self.columns[_DATA])) + sum(map(len, filter(None, self.columns[_HEADERS])))
 
     @property
     def is_delayed(self) -> bool:
@@ -72,8 +72,8 @@ def positions_of(entries: Sequence[Entry]) -> Sequence[int]:
 
 
 def size_of(entries: Sequence[Entry]) -> int:
-    """Say how large the contents of entries are together."""
-    return entries.size if isinstance(entries, Chunk) else sum(len(entry.data) for entry in entries)
+    """Say how large contents and headers of entries are together."""
+    return entries.size if isinstance(entries, Chunk) else sum(map(_size, entries))
 
 
 def are_plain(entries: Sequence[Entry]) -> bool:
@@ -84,3 +84,4 @@ def are_plain(entries: Sequence[Entry]) -> bool:
 
 
 _position, _is_parked, _available_at = attrgetter("position"), attrgetter("parked"), attrgetter("available_at")
+_size = attrgetter("size")

@@ -36,3 +36,8 @@ class Entry(NamedTuple):
     replay: str | None = None
     """It was published before: '' if it is repeated as it was, or the id of the replay that sends it on purpose to
     handlers that had it; None in normal life."""
+
+    @property
+    def size(self) -> int:
+        """How large is what has no bound of its own: contents and headers."""
+        return len(self.data) + len(self.headers or "")

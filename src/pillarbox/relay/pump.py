@@ -229,4 +229,4 @@ def _window_for(publisher: Publisher, rules: Rules) -> Window[Entry]:
 
 
 def _size(entry: Entry) -> int:
-    return len(entry.data)
+    return entry.size

@@ -1,24 +1,35 @@
 """What a test sees of the outbox: inside its own transaction, which may be rolled back in the end.
 
-Everything is read through the transaction that the test gives: a sqlite3 connection, or a SQLAlchemy Session or
-Connection (`await session.run_sync(outbox.drain)` for the async ones). Nothing is committed, no relay runs.
+Everything is read through the transaction that the test gives: a sqlite3 or a psycopg connection, or a SQLAlchemy
+Session or Connection (`await session.run_sync(outbox.drain)` for the async ones). Nothing is committed, no relay runs.
 """
 
 import json
+import sqlite3
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.event import Event
-from pillarbox.core.insert import EPOCH, check_identifier
+from pillarbox.core.insert import EPOCH, Statement, check_identifier
+from pillarbox.core.insert_texts import Dialect
 from pillarbox.core.message import Delivery, Message, decode, encode
 from pillarbox.core.payload import to_json
+from pillarbox.core.wording import a_kind_of
 from pillarbox.inbox.inbox import Handlers
 
-_COLUMNS = (
-    "id, event_id, aggregate_type, aggregate_id, event_type, topic, coalesce(payload, body), content_type, headers,"
+Read = Callable[[str], Sequence[Sequence[Any]]]
+
+_ON_SQLITE = (
+    "id, event_id, aggregate_type, aggregate_id, event_type, topic, payload, body, content_type, headers,"
     " idempotency_key, number, available_at, occurred_at, created_at"
+)
+# As text, what a connection may read with loaders of its own.
+_ON_POSTGRES = (
+    _ON_SQLITE.replace("event_id", "event_id::text", 1)
+    .replace("payload", "payload::text")
+    .replace("headers", "headers::text")
 )
 
 
@@ -37,8 +48,9 @@ class Inbox(Protocol):
 class AddedEvents:
     """The events added in a test's transaction. `drain` gives them out once, as a relay would."""
 
-    def __init__(self, prefix: str = "pillarbox_") -> None:
+    def __init__(self, prefix: str = "pillarbox_", schema: str = "public") -> None:
         self._table = check_identifier("prefix", prefix) + "outbox"
+        self._schema = check_identifier("schema", schema)
         self._drained = 0
 
     def events(self, transaction: Any) -> list[Event[Any]]:
@@ -89,30 +101,48 @@ class AddedEvents:
         assert not found, f"expected no event{'' if type is None else f' {type!r}'}, found {found}"
 
     def _entries(self, transaction: Any, after: int) -> list[Entry]:
-        sql = f"SELECT {_COLUMNS} FROM {self._table} WHERE id > {after:d} ORDER BY id"
-        return [_entry(row) for row in _reader(transaction)(sql)]
+        database, read = _reader(transaction)
+        table = self._table if database == "sqlite" else f"{self._schema}.{self._table}"
+        columns = _ON_SQLITE if database == "sqlite" else _ON_POSTGRES
+        return [_entry(row) for row in read(f"SELECT {columns} FROM {table} WHERE id > {after:d} ORDER BY id")]
 
 
 def _said(type: str, payload: object, aggregate: object) -> str:
     return f"Event({type!r}, {'…' if payload is ... else payload!r}, aggregate={aggregate!r})"
 
 
-def _reader(transaction: Any) -> Callable[[str], Sequence[Sequence[Any]]]:
-    """Find how this transaction is read: a SQLAlchemy Session or Connection, or a PEP 249 connection."""
+_DATABASES: dict[str, Dialect] = {"sqlite": "sqlite", "postgresql": "postgres"}
+
+
+def _reader(transaction: Any) -> tuple[Dialect, Read]:
+    """Find which database this transaction is in, and how it is read there."""
     if hasattr(transaction, "connection") and hasattr(transaction, "flush"):
         transaction.flush()
         transaction = transaction.connection()
     if hasattr(transaction, "exec_driver_sql"):
-        return lambda sql: transaction.exec_driver_sql(sql).fetchall()
-    return lambda sql: transaction.execute(sql).fetchall()
+        return _DATABASES[transaction.dialect.name], lambda sql: transaction.exec_driver_sql(sql).fetchall()
+    if isinstance(transaction, sqlite3.Connection):
+        return "sqlite", lambda sql: transaction.execute(sql).fetchall()
+    if any(f"{kind.__module__}.{kind.__name__}" == "psycopg.Connection" for kind in type(transaction).__mro__):
+        # Only with psycopg is there such a connection, and it may have a row factory of its own.
+        from pillarbox.psycopg.exchange import run
+
+        return "postgres", lambda sql: run(transaction, Statement(sql))
+    raise TypeError(
+        f"{a_kind_of(transaction)} is nothing that the outbox fixture can read: give a sqlite3 or psycopg connection,"
+        " or a SQLAlchemy Session or Connection; of the async ones, `await session.run_sync(outbox.drain)`"
+    )
 
 
 def _entry(row: Sequence[Any]) -> Entry:
-    stored, times = row[:11], [_instant(at) for at in row[11:]]
-    return Entry(*stored, *times)
+    *names, payload, body = row[:8]
+    stored = [*names, body if payload is None else payload, *row[8:12]]
+    return Entry(*stored, *map(_instant, row[12:]))
 
 
-def _instant(stored: int | None) -> datetime | None:
+def _instant(stored: int | datetime | None) -> datetime | None:
+    if isinstance(stored, datetime):
+        return stored.astimezone(UTC)
     return None if stored is None else EPOCH + timedelta(microseconds=stored)
 
 
@@ -127,5 +157,5 @@ def _handle(transaction: Any, inbox: Inbox, message: Message) -> None:
     if event.type not in inbox.handlers or not inbox.first_time(transaction, str(event.id)):
         return
     handler = inbox.handlers[event.type]
-    model = handler.model
-    handler.function(transaction, decode(Delivery(message), lambda _: model))
+    event = decode(Delivery(message), handler.model_for)
+    handler.function(transaction, [event] if handler.batch else event)

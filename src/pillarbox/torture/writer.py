@@ -19,7 +19,7 @@ from pillarbox.torture.bank import OWN, SHARED, Bank, bank_at
 from pillarbox.torture.faults import DEADLY, TOO_LARGE, UNROUTABLE
 from pillarbox.torture.judge import DEAD_LETTER, REFUSED
 
-TOPICS = ("torture-accounts", "torture-others")
+TOPICS = ("torture-accounts", "torture-others", "torture-more")
 """An account's events go to one of these, by its number."""
 NOWHERE = "torture-nowhere"
 """What is unroutable goes here; the stage has seen to it that no broker takes it."""

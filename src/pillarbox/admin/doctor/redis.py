@@ -32,25 +32,40 @@ def _role(facts: Facts) -> Iterator[Trouble]:
 def _persistence(facts: Facts) -> Iterator[Trouble]:
     redis = _of(facts)
     if redis.appendonly is None or redis.appendfsync is None:
-        yield Trouble("note", "Redis does not say how it keeps what it has (CONFIG GET is refused); ask who runs it")
+        line = "Redis does not say how it keeps what it has (CONFIG GET is refused); ask who runs it"
+        if redis.durable and redis.waitaof is False:
+            line += ": it has no WAITAOF, so redis.durable waits for nothing"
+        yield Trouble("note", line)
     elif redis.appendonly != "yes":
         line = (
             "Redis keeps no append-only file: when it restarts, everything published since its last snapshot is gone,"
             " and nobody notices; let it keep one, and write it down with CONFIG REWRITE"
         )
         yield Trouble("problem", line, ("redis-cli CONFIG SET appendonly yes",))
-    elif redis.appendfsync == "no" and not redis.durable:
+    elif redis.durable and redis.waitaof is not False:
+        return
+    elif redis.appendfsync == "no":
         line = (
             "Redis leaves it to the system when its file reaches the disk (appendfsync no): a power cut loses what was"
-            " published in the last half minute; let it write, or let the relay wait for the disk: redis.durable = true"
+            f" published in the last half minute; let it write, {_or_wait(redis)}"
         )
         yield Trouble("problem", line, ("redis-cli CONFIG SET appendfsync always",))
-    elif redis.appendfsync == "everysec" and not redis.durable:
+    elif redis.appendfsync == "everysec":
         line = (
             "Redis writes to the disk once a second (appendfsync everysec): a power cut loses what was published in the"
-            " last two; write always, or let the relay wait for the disk: redis.durable = true"
+            f" last two; write always, {_or_wait(redis)}"
         )
-        yield Trouble("note", line, ("redis-cli CONFIG SET appendfsync always",))
+        yield Trouble("problem" if redis.durable else "note", line, ("redis-cli CONFIG SET appendfsync always",))
+
+
+def _or_wait(redis: RedisFacts) -> str:
+    """Say what else helps: to wait for the disk, where the server can be asked to."""
+    if redis.waitaof is not False:
+        return "or let the relay wait for the disk: redis.durable = true"
+    needs = "run one that has WAITAOF, which Redis has from 7.2 on, and Valkey"
+    if redis.durable:
+        return f"or {needs}: without it redis.durable waits for nothing"
+    return f"or {needs}, and let the relay wait for the disk: redis.durable = true"
 
 
 def _eviction(facts: Facts) -> Iterator[Trouble]:
@@ -69,7 +84,13 @@ def _eviction(facts: Facts) -> Iterator[Trouble]:
 
 def _replicas(facts: Facts) -> Iterator[Trouble]:
     redis = _of(facts)
-    if redis.replicas < redis.awaited:
+    if redis.awaited and redis.waitaof is False:
+        line = (
+            "the relay is to wait for replicas (redis.replicas), and this server has no WAITAOF to wait with, which"
+            " Redis has from 7.2 on, and Valkey: a failover loses what was published last; run a newer one"
+        )
+        yield Trouble("problem", line)
+    elif redis.replicas < redis.awaited:
         line = (
             f"the relay waits for {counted(redis.awaited, 'replica')} to have each event on disk (redis.replicas), and"
             f" there {'is' if redis.replicas == 1 else 'are'} {redis.replicas}: nothing counts as published;"
@@ -80,6 +101,7 @@ def _replicas(facts: Facts) -> Iterator[Trouble]:
         line = (
             f"Redis is copied to {counted(redis.replicas, 'replica')} without anybody waiting for it: a failover loses"
             " what was published last; redis.durable = true and redis.replicas = 1 make that less likely"
+            f"{', on a server with WAITAOF (Redis 7.2 or Valkey)' if redis.waitaof is False else ''}"
         )
         yield Trouble("note", line)
 

@@ -104,7 +104,7 @@ class RedisHint:
             if self._opening is not None or not self._wire.is_open:
                 await self._open()
             answers = await self._wire.ask(commands, len(commands), self._patience)
-        except ConfigError as error:
+        except (BrokerUnavailable, ConfigError) as error:
             raise _ours(error) from error
         for answer in answers:
             if is_error(answer):
@@ -129,6 +129,8 @@ def _name(where: tuple[str, str, str], key: str) -> str:
 
 def _ours(error: PillarboxError) -> PillarboxError:
     """Say it of the setting that it is about."""
+    if isinstance(error, BrokerUnavailable):
+        return BrokerUnavailable(str(error).replace("in the broker's URL", "in inbox.hint"))
     if not isinstance(error, ConfigError):
         return error
     words = str(error).replace("broker:", "inbox.hint:", 1)

@@ -173,7 +173,10 @@ class Member:
         error = meaning(answer, self._options)
         if isinstance(error, BrokerUnavailable | ConfigError):
             return error
-        return ConfigError(f"broker: topic {topic!r} cannot be consumed from {self._options.address}: {words(answer)}")
+        said = f"topic {topic!r} cannot be consumed from {self._options.address}: {words(answer)}"
+        if words(answer).startswith("NOPERM"):
+            return BrokerUnavailable(f"{said}; grant the user this right (ACL SETUSER)")
+        return ConfigError(f"broker: {said}")
 
     def _learn(self, topic: str, answer: Any) -> list[Delivery]:
         """Take in what a poll answered."""

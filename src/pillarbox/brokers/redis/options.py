@@ -53,6 +53,11 @@ def read_options(url: str, table: Mapping[str, Any]) -> Options:
     replicas, durable = _number(given, "replicas", 0), _truth("redis.durable", given.get("redis.durable", False))
     if replicas and not durable:
         raise ConfigError("redis.replicas: says who must have it on disk, which needs redis.durable = true")
+    maxlen = _number(given, "maxlen", 1) if "redis.maxlen" in given else None
+    if maxlen is not None and not unsafe:
+        raise ConfigError(
+            "redis.maxlen: throws entries away that nobody has read yet; leave it out, or set redis.unsafe = true"
+        )
     return Options(
         host=unquote(parts.hostname or "localhost"),
         port=parts.port or 6379,
@@ -62,7 +67,7 @@ def read_options(url: str, table: Mapping[str, Any]) -> Options:
         tls=_tls(given, unsafe) if secure else None,
         durable=durable,
         replicas=replicas,
-        maxlen=_number(given, "maxlen", 1) if "redis.maxlen" in given else None,
+        maxlen=maxlen,
         largest_value=_number(given, "largest_value", 1) if "redis.largest_value" in given else LARGEST_BULK,
     )
 

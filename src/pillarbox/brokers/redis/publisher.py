@@ -22,6 +22,7 @@ MOST_AT_ONCE = 10_000
 
 _MULTI, _EXEC = packed("MULTI"), packed("EXEC")
 _FACTS = (packed("CONFIG", "GET", "proto-max-bulk-len"), packed("CONFIG", "GET", "maxmemory-policy"))
+_ON_DISK = packed("WAITAOF", 1, 0, 1)
 _logger = logging.getLogger("pillarbox")
 
 
@@ -114,9 +115,13 @@ class RedisPublisher:
 
     async def _meet(self) -> None:
         """Open the connection and ask for what must be known before anything is sent."""
-        largest, policy = (_value(answer) for answer in await self._wire.ask(_FACTS, len(_FACTS)))
-        self._largest = min(self._options.largest_value, int(largest or self._options.largest_value))
         self._waits_for_disk = self._options.durable  # it may be another server than the last time, or a newer one
+        asked = (*_FACTS, _ON_DISK) if self._waits_for_disk else _FACTS
+        facts = await self._wire.ask(asked, len(asked))
+        largest, policy = map(_value, facts[: len(_FACTS)])
+        self._largest = min(self._options.largest_value, int(largest or self._options.largest_value))
+        # A server that cannot wait for its disk says so here: after a batch, that would be stored at every try.
+        self._check_waits(facts[-1])
         if policy.startswith("allkeys"):
             _logger.warning(
                 "Redis at %s may evict whole streams when its memory is full (maxmemory-policy is %s): published "
@@ -235,6 +240,15 @@ class RedisPublisher:
 
     def _check_disk(self, answer: Any) -> None:
         """Raise BrokerUnavailable unless the server says that the batch is on disk."""
+        self._check_waits(answer)
+        if self._waits_for_disk and (answer[0] < 1 or answer[1] < self._options.replicas):
+            raise BrokerUnavailable(
+                f"Redis at {self._options.address} has it in memory, but not on disk in time: {answer[0]} of 1 here, "
+                f"{answer[1]} of {self._options.replicas} on replicas"
+            )
+
+    def _check_waits(self, answer: Any) -> None:
+        """Raise what keeps the server from waiting for its disk; do without where it has no WAITAOF."""
         if not self._waits_for_disk:
             return
         said = words(answer) if is_error(answer) else ""
@@ -242,14 +256,11 @@ class RedisPublisher:
             self._waits_for_disk = False
             self._tell_of_no_disk()
         elif "appendonly is disabled" in said:
-            raise ConfigError(f"redis.durable: {self._options.address} says: {said}; set appendonly yes there")
+            raise BrokerUnavailable(
+                f"redis.durable: Redis at {self._options.address} says: {said}; set appendonly yes there"
+            )
         elif said:
             raise meaning(answer, self._options)
-        elif answer[0] < 1 or answer[1] < self._options.replicas:
-            raise BrokerUnavailable(
-                f"Redis at {self._options.address} has it in memory, but not on disk in time: {answer[0]} of 1 here, "
-                f"{answer[1]} of {self._options.replicas} on replicas"
-            )
         else:
             self._told_of_no_disk = False
 

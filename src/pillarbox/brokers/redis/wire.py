@@ -35,8 +35,21 @@ _CODES: tuple[tuple[type[Exception], str], ...] = (
     (exceptions.ExecAbortError, "EXECABORT"),
     (exceptions.NoScriptError, "NOSCRIPT"),
 )
-_TEMPORARY = ("OOM", "READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "BUSY ", "NOREPLICAS")
+_TEMPORARY = (
+    "OOM",
+    "READONLY",
+    "LOADING",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "MISCONF",
+    "BUSY ",
+    "NOREPLICAS",
+    "WAITAOF cannot be used",
+)
 _ELSEWHERE = ("MOVED", "ASK ", "CROSSSLOT")
+_IN_SCRIPT = ("ACL failure in script", "The user executing the script")
+"""What is said of a script that does what its user may not: newer servers, and 7.0."""
 _FOR_GOOD = ("WRONGTYPE", "NOPERM", "The stream has exhausted")
 _SETTINGS = ("unknown command", "DB index is out of range", "invalid DB index", "SELECT is not allowed")
 
@@ -150,9 +163,12 @@ def meaning(error: BaseException, options: Options, before: object = None) -> Pu
     if isinstance(before, exceptions.ResponseError):
         said = f"{said} It broke off after saying: {words(before)}"
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthenticationWrongNumberOfArgsError):
-        return ConfigError(f"broker: {options.address} does not let us in: {said}; mend user and password in its URL")
-    if said.startswith("NOPERM") and "to run the" in said:
-        return ConfigError(f"broker: {options.address} says: {said}; grant the user this command (ACL SETUSER)")
+        return BrokerUnavailable(
+            f"Redis at {options.address} does not let us in: {said}; mend user and password there, or in the broker's "
+            "URL and start again"
+        )
+    if said.startswith(_IN_SCRIPT) or (said.startswith("NOPERM") and "to run the" in said):
+        return BrokerUnavailable(f"Redis at {options.address} says: {said}; grant the user this right (ACL SETUSER)")
     if said.startswith(_ELSEWHERE):
         return ConfigError(f"broker: {options.address} is part of a cluster ({said}); name a server that is none")
     if said.startswith(_SETTINGS):

@@ -49,6 +49,16 @@ class Memory:
         self.careful.forget()
         self.news.set()
 
+    @property
+    def unstored(self) -> int:
+        """So many events were settled, and no tick says so yet."""
+        return sum(way.unstored for way in self.route.ways)
+
+    def stored(self) -> None:
+        """Note that progress was stored, if it was that of all ways."""
+        if all(way.unstored <= 0 for way in self.route.ways):
+            self.stored_at = now()
+
     def same(self, generation: int) -> None:
         """Raise if everything was forgotten while we waited for an answer."""
         if generation != self.generation:

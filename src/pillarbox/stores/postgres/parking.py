@@ -233,7 +233,7 @@ class ParkingLot:
     async def _rows(self, connection: Connection, columns: str, where: str, *parameters: Any) -> list[Row]:
         found = await connection.run(
             f"SELECT id, line, state, lane, attempts, replay, position, {columns} FROM (SELECT *,"
-            " sum(coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(body), 0))"
+            " sum(coalesce(pg_column_size(payload), pg_column_size(body)) + coalesce(pg_column_size(headers), 0))"
             " OVER (ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before"
             f" FROM (SELECT * FROM {self._p}parked parked WHERE {where}) chosen) it"
             f" WHERE coalesce(bytes_before, 0) < {CHUNK}",

@@ -131,13 +131,14 @@ class Reading:
                     raise LaneLost("rows came back without the tick that they belong to")
                 self._pause(header)
                 return []
-            self._memory.begun_at = self._memory.stored_at = now()
+            self._memory.begun_at = now()
             self._memory.published = self._memory.failed = 0
             mark, anchor = (
                 Mark(Snapshot.parse(header["s3"]), int(header["x3"]), header["m3"]),
                 Anchor(header["n"], token),
             )
-            leader.anchors, leader.stored = frozenset((anchor,)), leader.settled
+            leader.anchors, leader.stored, leader.unstored = frozenset((anchor,)), leader.settled, 0
+            self._memory.stored()
             leader.begin(mark, (), [int(xid) for xid in header["late"]])
             self._memory.route.join(others, mark, anchor)
         return [] if self._pause(header) else await self._give(leader, rows, asked)

@@ -82,6 +82,7 @@ class Route:
             else:
                 first.lanes |= way.lanes
                 first.anchors |= way.anchors
+                first.unstored += way.unstored
                 first.passed, first.first_mark = min(first.passed, way.passed), _later(first.first_mark, way.first_mark)
                 if first.stored.before.snapshot.includes(way.stored.before.snapshot):
                     first.stored = way.stored  # what is not stored of one is not stored of both

@@ -129,7 +129,8 @@ class Tables:
 
     def sql(self) -> str:
         """Give the script for an empty database."""
-        return "".join(f"BEGIN;\n{self._script(version)}COMMIT;\n" for version in range(1, NEEDED + 1))
+        begin = f"BEGIN;\nSET LOCAL lock_timeout = '{LOCK_TIMEOUT}';\n"
+        return "".join(f"{begin}{self._script(version)}COMMIT;\n" for version in range(1, NEEDED + 1))
 
     def _guarded(self, version: int) -> str:
         """Write one version as a transaction that waits for another migration, and does nothing if that one did it."""

@@ -24,7 +24,7 @@ class Settling:
     """Records what has become of what was given out."""
 
     def __init__(self, memory: Memory, hooks: Hooks, *, progress: float, window: int) -> None:
-        self._memory, self._hooks, self._progress, self._window = memory, hooks, progress, window
+        self._memory, self._hooks, self._progress, self._most = memory, hooks, progress, window // 2
         self._p, self._connection, self._lanes = memory.place, memory.connection, memory.lanes
         self._lot, self._careful = memory.lot, memory.careful
         self.alone = asyncio.Lock()
@@ -53,7 +53,7 @@ class Settling:
                 await self._careful.acquit(self._connection, _gone_back(settlements))
                 self._memory.same(generation)
             self._count(log, lot)
-            if parked or settled or detours or self._careful.flying or self._is_due():
+            if parked or settled or detours or self._careful.flying or self._is_due(len(log)):
                 wound_back = {way for way, _ in detours if way.topic is not None}
                 ticks = self._ticks(_moves(log), without=wound_back)
                 await self.write(ticks + [self.tick(detour) for _, detour in detours], parked, settled)
@@ -131,21 +131,21 @@ class Settling:
         self, moves: Iterable[tuple[Way, int, int]] = (), *, without: Container[Way] = ()
     ) -> list[dict[str, Any]]:
         """Write ticks for the ways that have moved, or are about to; the first one says how many were published."""
-        positions = {way: way.settled for way in self._memory.route.ways if way.settled != way.stored}
-        positions |= {way: way.after(last, count) for way, last, count in moves}
-        ticks = [self.tick(way, position) for way, position in positions.items() if way not in without]
+        positions = {way: (way.settled, 0) for way in self._memory.route.ways if way.settled != way.stored}
+        positions |= {way: (way.after(last, count), count) for way, last, count in moves}
+        ticks = [self.tick(way, *moved) for way, moved in positions.items() if way not in without]
         if not ticks and (self._memory.published or self._memory.failed):
             ticks = [self.tick(way) for way in self._memory.route.ways if way not in without][:1]
         if ticks:
             ticks[0] |= {"published": self._memory.published, "failed": self._memory.failed}
         return ticks
 
-    def tick(self, way: Way, position: Any = None) -> dict[str, Any]:
-        """Say where a way is, as `write` wants it."""
+    def tick(self, way: Way, position: Any = None, count: int = 0) -> dict[str, Any]:
+        """Say where a way is, or will be once `count` more are settled, as `write` wants it."""
         return {
-            "way": way, "position": position or way.settled, "token": str(uuid4()), "lanes": mask_of(way.lanes),
-            "topic": way.topic, "whole": way.whole, "around": sorted(way.around), "published": 0, "failed": 0,
-            "closed": False,
+            "way": way, "position": position or way.settled, "stores": way.unstored + count, "token": str(uuid4()),
+            "lanes": mask_of(way.lanes), "topic": way.topic, "whole": way.whole, "around": sorted(way.around),
+            "published": 0, "failed": 0, "closed": False,
         }  # fmt: skip
 
     @property
@@ -153,9 +153,9 @@ class Settling:
         moved = any(way.settled != way.stored for way in self._memory.route.ways)
         return moved or bool(self._memory.published or self._memory.failed)
 
-    def _is_due(self) -> bool:
-        """Progress is stored now and then; and before there is more of it than careful mode searches."""
-        enough = self._memory.published + self._memory.failed >= self._window
+    def _is_due(self, coming: int = 0) -> bool:
+        """Progress is stored now and then; and before a crash would repeat more of it than a batch."""
+        enough = self._memory.unstored + coming > self._most
         return enough or now() >= self._memory.stored_at + self._progress
 
     async def save_if_due(self) -> None:
@@ -173,7 +173,7 @@ class Settling:
         generation = self._memory.generation
         anchors = frozenset[Anchor]().union(*(way.anchors for way in self._memory.route.ways))
         rows = [
-            {name: value for name, value in tick.items() if name not in ("way", "position")}
+            {name: value for name, value in tick.items() if name not in ("way", "position", "stores")}
             | position_json(tick["position"])
             for tick in ticks
         ]
@@ -191,12 +191,13 @@ class Settling:
         for tick in ticks:
             way = tick["way"]
             way.stored = tick["position"]
+            way.unstored -= tick["stores"]
             if not tick["closed"]:
                 way.anchors = frozenset((Anchor(numbers[tick["token"]], UUID(tick["token"])),))
         # Ticks that open or close a detour count nothing: what they do not tell is left for the next ones.
         self._memory.published -= sum(tick["published"] for tick in ticks)
         self._memory.failed -= sum(tick["failed"] for tick in ticks)
-        self._memory.stored_at = now()
+        self._memory.stored()
 
 
 def _gone_back(settlements: Settlements) -> Iterator[Entry]:

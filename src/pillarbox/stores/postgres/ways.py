@@ -54,6 +54,8 @@ class Way:
     anchors: frozenset[Anchor]
     stored: Position = field(init=False)
     """What the newest tick says."""
+    unstored: int = 0
+    """So many events were settled since its newest tick."""
     passed: int = 0
     """So many events were settled since its lanes were taken."""
     first_mark: Mark | None = None
@@ -144,6 +146,7 @@ class Way:
         """Note that rows are settled."""
         self.settled = self.after(last, count)
         self.passed, self.careful = self.passed + count, max(0, self.careful - count)
+        self.unstored += count
         while True:
             batch = self._batches[0]
             here = min(count, batch.flying)
@@ -168,6 +171,7 @@ class Way:
 
     def _like(self, lanes: frozenset[int], topic: str | None, around: frozenset[str], place: Position) -> "Way":
         part = Way(lanes, topic, self.whole, around, place, self.anchors)
+        part.stored, part.unstored = self.stored, self.unstored
         part.careful, part.passed, part.first_mark = self.careful, self.passed, self.first_mark
         return part
 

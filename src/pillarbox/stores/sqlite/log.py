@@ -34,7 +34,7 @@ from pillarbox.stores.sqlite.rows import AMONG, AS_ENTRY, CHUNK, in_hex, log_ent
 from pillarbox.telemetry.hooks import Hooks, Moment
 
 Settlements = Sequence[Settlement[Entry]]
-_DATA = 6
+_DATA, _HEADERS = 6, 8
 """Where a row of the log has its payload: behind its id and the event's five names."""
 
 
@@ -337,7 +337,7 @@ def _fetch(cursor: sqlite3.Cursor, room: int) -> tuple[list[Entry], bool]:
     size = 0
     for row in cursor:
         rows.append(row)
-        size += len(row[_DATA])
+        size += len(row[_DATA]) + len(row[_HEADERS] or "")
         if size >= CHUNK:
             cursor.close()
             return log_entries(rows), False

@@ -150,7 +150,7 @@ class ParkingLot:
         rows, size = [], 0
         for id, line, state, attempts, replay, *row in cursor:
             rows.append(_Row(id, line, state, parked_entry(tuple(row), attempts, line is not None, replay)))
-            size += len(rows[-1].entry.data)
+            size += rows[-1].entry.size
             if size >= CHUNK:
                 break
         cursor.close()

@@ -15,7 +15,7 @@ STORED = f"{EVENT}, payload, body, {REST}"
 AS_ENTRY = f"{EVENT}, coalesce(payload, body), {REST}"
 """The event's columns in Entry's order, after its position."""
 CHUNK = 16 << 20
-"""About so many bytes of payload come out at once."""
+"""About so many bytes of payload and headers come out at once."""
 
 
 def as_published(log: str, parked: str, **others: str) -> str:

@@ -173,7 +173,7 @@ class PublisherContract:
         assert set(errors(known + await answers(publisher, 2 - len(known)))) == {1, 2}
 
     async def test_bodies_arrive_byte_for_byte(self, bench: PublisherBench) -> None:
-        sent = [b"", bytes(range(256)), b' {"a" :\n1.10} ', "Grüße".encode(), b"x" * 5000]
+        sent = [b"", bytes(range(256)), b' {"a" :\n1.10} ', "Grüße".encode(), bytes(range(256)) * 1024]
         publisher = bench.publisher()
         publisher.send([Message("orders", "a", {"content_type": "application/avro"}, b, n) for n, b in enumerate(sent)])
         await answers(publisher, len(sent))

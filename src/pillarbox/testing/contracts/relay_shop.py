@@ -6,7 +6,7 @@ import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pillarbox.core.entry import Entry
 from pillarbox.core.event import Event
@@ -43,6 +43,7 @@ class Shop:
         self._desk = MemoryStore(self._database, "desk")
         self.placed = 0
         self._published: set[str] = set()
+        self._handed_over = 0
         self.away = False
         self.failures: list[str] = []
         """What was told of events that were tried and not accepted."""
@@ -68,6 +69,8 @@ class Shop:
             self.failures.append(f"{moment}: {facts.get('error')}")
         elif moment in (Moment.BROKER_AWAY, Moment.BROKER_BACK):
             self.away = moment is Moment.BROKER_AWAY
+        elif moment is Moment.BEFORE_SEND:
+            self._handed_over += cast(int, facts["count"])
 
     def _count(self, settlements: Sequence[Settlement[Entry]]) -> None:
         self._published.update(entry.event_id for entry, verdict in settlements if isinstance(verdict, Published))
@@ -76,6 +79,11 @@ class Shop:
     def published(self) -> int:
         """How many events are settled as published; one that went back and out again counts once."""
         return len(self._published)
+
+    @property
+    def tried_again(self) -> int:
+        """How often an event was handed over that had been before: no other way may a copy come about."""
+        return self._handed_over - self.placed
 
     async def records(self) -> list[Record]:
         return list(await self._desk.find(Query(limit=self.placed)))

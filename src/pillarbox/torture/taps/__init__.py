@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Protocol
 
+from pillarbox.core.wording import a
 from pillarbox.errors import ConfigError, MissingExtra
 from pillarbox.torture.taps.caught import Caught
 
@@ -45,7 +46,7 @@ def tap_at(url: str) -> Tap:
     try:
         tap: Tap = getattr(import_module(f"pillarbox.torture.taps.{module}"), name)(url)
     except ImportError as error:
-        raise MissingExtra(module, f"a {scheme}: broker") from error
+        raise MissingExtra(module, f"{a(scheme)}: broker") from error
     return tap
 
 

@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS {p}outbox (
         AND greatest(available_at, occurred_at, created_at) <= '9999-12-31 23:59:59.999999+00')
 );
 -- Never compressed: a row without toast is then as small as it looks, and the relay can trust its size.
-ALTER TABLE {p}outbox ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL;
+ALTER TABLE {p}outbox ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL;
 -- Where many events of few transactions were analyzed, the events of one transaction would seem to be everywhere, and be
 -- looked for by walking over the log instead of by the index on xid.
 ALTER TABLE {p}outbox ALTER xid SET (n_distinct = -1);
@@ -129,7 +129,7 @@ CREATE TABLE {p}parked (
     occurred_at     timestamptz,
     created_at      timestamptz NOT NULL
 );
-ALTER TABLE {p}parked ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL;
+ALTER TABLE {p}parked ALTER payload SET STORAGE EXTERNAL, ALTER body SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL;
 CREATE INDEX {prefix}parked_line ON {p}parked (line, id) INCLUDE (state, due_at, lane)
     WHERE line IS NOT NULL AND state IN ('retrying', 'blocked', 'dead');
 CREATE INDEX {prefix}parked_free ON {p}parked (due_at, id) WHERE line IS NULL AND state IN ('retrying', 'delayed');

@@ -19,8 +19,8 @@ END $$;
 
 -- The next rows of a batch in the order of ids: the main part above _after, and of each transaction in _late what is
 -- above _last. Each is read by its own index; as one condition the planner would walk the whole backlog every time.
--- At most _rows, at most about _bytes of payload, at least one. Before them comes the header, as the payload of id 0;
--- it comes alone if what the relay has in memory does not hold any more.
+-- At most _rows, at most about _bytes of payload and headers, at least one. Before them comes the header, as the payload
+-- of id 0; it comes alone if what the relay has in memory does not hold any more.
 CREATE FUNCTION {p}more(
     _held_lanes smallint[], _epochs bigint[], _ns bigint[], _tokens uuid[], _cluster text,
     _lanes bigint, _topic text, _around text[], _x1 xid8, _s2 pg_snapshot, _late xid8[], _after bigint,
@@ -67,7 +67,7 @@ BEGIN
            o.content_type, o.headers::text, o.idempotency_key, o.number, o.available_at, o.occurred_at, o.created_at,
            o.body
     FROM (
-        SELECT both_parts.*, sum(coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(body), 0))
+        SELECT both_parts.*, sum(coalesce(pg_column_size(payload), pg_column_size(body)) + coalesce(pg_column_size(headers), 0))
             OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
         FROM (
             SELECT * FROM (

@@ -1,8 +1,27 @@
 
 -- How a consumer receives. An event's row in the inbox is also its lock: whoever handles or parks it has inserted that
 -- row, and another one who tries waits until the first has committed or rolled back. What is looked at after that is
--- seen by a snapshot of its own, which every statement of a function has (under READ COMMITTED; above it, the insert
--- itself reports a conflict, and the transaction is tried again).
+-- seen by a snapshot of its own, which every statement of a function has under READ COMMITTED. Above it, the snapshot is of
+-- before the wait, and the insert itself reports a conflict with a row that has come since; but whoever parks an event
+-- leaves none behind: see refuse_unseen. After a conflict the transaction is tried again.
+
+-- Under REPEATABLE READ, refuse events that somebody has parked since this transaction began: it cannot see that they are
+-- in the parking lot, but it cannot write them there either. What it writes is undone at once, so that nobody waits for it.
+-- Not under SERIALIZABLE, where all that receive would be in each other's way: there PostgreSQL sees that one of the two has
+-- read what the other has written, and refuses the commit.
+-- Another event that blocks its line need not be looked for: this one's turn comes when those before it are handled or
+-- parked, and that was committed before this transaction began.
+CREATE FUNCTION {p}refuse_unseen(_consumer text, _event_ids text[]) RETURNS void LANGUAGE plpgsql VOLATILE
+SET plan_cache_mode = force_generic_plan
+AS $$
+BEGIN
+    INSERT INTO {p}inbox_parked (consumer, event_id, state, topic, headers, body, aggregate_type, aggregate_id, event_type)
+    SELECT _consumer, given.id, 'suspect', '', '', '', '', '', '' FROM unnest(_event_ids) AS given (id) ORDER BY given.id
+    ON CONFLICT DO NOTHING;
+    RAISE EXCEPTION 'undone' USING ERRCODE = 'PB003';
+EXCEPTION WHEN SQLSTATE 'PB003' THEN
+    NULL;
+END $$;
 
 -- Write the inbox row of an event, unless it is there, stands in the parking lot, or its line is blocked; and count its
 -- number, if that is the next one of its aggregate. Gives the transaction's number if the row was written, with a + behind
@@ -17,6 +36,9 @@ BEGIN
     INSERT INTO {p}inbox (consumer, event_id) VALUES (_consumer, _event_id) ON CONFLICT DO NOTHING;
     IF NOT FOUND THEN
         RETURN NULL;
+    END IF;
+    IF current_setting('transaction_isolation') = 'repeatable read' THEN
+        PERFORM {p}refuse_unseen(_consumer, ARRAY[_event_id]);
     END IF;
     IF EXISTS (SELECT 1 FROM {p}inbox_parked k
                WHERE k.consumer = _consumer AND k.event_id = _event_id AND k.state <> 'suspect')
@@ -128,6 +150,9 @@ BEGIN
             SELECT 1 FROM {p}inbox_parked k
             WHERE k.consumer = _consumer AND k.event_id = given.id AND k.state NOT IN ('handled', 'dropped') OFFSET 0);
     ELSE
+        IF current_setting('transaction_isolation') = 'repeatable read' THEN
+            PERFORM {p}refuse_unseen(_consumer, _event_ids);
+        END IF;
         SELECT array_agg(k.event_id) INTO _parked FROM {p}inbox_parked k
         WHERE k.consumer = _consumer AND k.event_id = ANY (_event_ids) AND k.state <> 'suspect';
         SELECT array_agg(DISTINCT k.line) INTO _blocked FROM {p}inbox_parked k
