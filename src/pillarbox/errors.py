@@ -92,6 +92,14 @@ class SchemaMismatch(StoreError):
 class PublishError(PillarboxError):
     """A message was not accepted; the class says whether to try again."""
 
+    brief: str | None = None
+    """What it says without words of others, who may repeat what the event carries: for logs and traces. None: it says
+    nothing that they must not have."""
+
+    def __init__(self, *words: object, brief: str | None = None) -> None:
+        super().__init__(*words)
+        self.brief = brief
+
 
 class BrokerUnavailable(PublishError):
     """The broker is away: pause, count nothing."""

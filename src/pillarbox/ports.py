@@ -328,6 +328,11 @@ class Stats:
     canary: CanarySeen | None = None
 
     @property
+    def overdue(self) -> int:
+        """How many delayed ones are there whose time has come, of the first 10,000."""
+        return sum(self.overdue_by_topic.values())
+
+    @property
     def oldest_waiting_at(self) -> datetime | None:
         """Since when the oldest waits that a relay could carry now: a pending one, or a delayed one that is due."""
         times = [at for at in (self.oldest_pending_at, self.oldest_due_at) if at is not None]

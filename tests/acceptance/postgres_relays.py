@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psycopg
 
 from pillarbox import Event, Settings
 from pillarbox.psycopg import Outbox
 from pillarbox.wiring import open_admin
+from servers.process import free_port
 from tests.acceptance.tapping import Arrival, arrivals
 
 PATIENCE = 60.0
@@ -37,8 +39,18 @@ class Shop:
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start a relay; the caller ends it."""
-        script = [sys.executable, "-m", "tests.acceptance.tapping"]
-        return subprocess.Popen([*script, self.database, str(self.folder), str(self.lease)], stderr=subprocess.DEVNULL)
+        self.port = free_port()
+        words = [self.database, str(self.folder), str(self.lease), str(self.port)]
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-m", "tests.acceptance.tapping", *words], stderr=log)
+
+    def log(self) -> list[str]:
+        """Read what its relays have logged so far."""
+        return (self.folder / "log").read_text().splitlines()
+
+    def metrics(self) -> list[str]:
+        """Read what the relay that was started last counts."""
+        return httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=10).text.splitlines()
 
     @contextmanager
     def relay(self) -> Iterator["subprocess.Popen[bytes]"]:

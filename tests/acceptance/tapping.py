@@ -1,6 +1,6 @@
 """A relay whose broker is a file: what arrives is written there, line by line. A topic can be down, an event deadly.
 
-python -m tests.acceptance.tapping DATABASE FOLDER LEASE
+python -m tests.acceptance.tapping DATABASE FOLDER LEASE PORT
 
     FOLDER/tap            what arrived: when, topic, body
     FOLDER/deadly         while it is there, an event of the type Deadly kills this process with -9 as it is sent
@@ -22,7 +22,7 @@ from pillarbox import Relay, Settings
 from pillarbox.core.message import Message
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
 from pillarbox.ports import Outcome
-from pillarbox.settings import RelaySettings
+from pillarbox.settings import HealthSettings, RelaySettings
 
 BATCH = 100
 
@@ -91,12 +91,13 @@ class TapPublisher:
         self._file.close()
 
 
-def main(database: str, folder: str, lease: str) -> None:
+def main(database: str, folder: str, lease: str, port: str) -> None:
     timeout = float(lease) / 2
     relay = RelaySettings(
         batch=BATCH, lease=timedelta(seconds=float(lease)), publish_timeout=timedelta(seconds=timeout), retries=100
     )
-    Relay(Settings(relay=relay), database=database, broker=Tap(Path(folder), timeout)).run_forever()
+    health = HealthSettings(listen=f"127.0.0.1:{port}")
+    Relay(Settings(relay=relay, health=health), database=database, broker=Tap(Path(folder), timeout)).run_forever()
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def configured(shop: "Shop") -> "Shop":
         ),
         (
             "[relay]\nbach = 10",
-            "pillarbox: pillarbox.toml: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
+            "pillarbox: unknown setting 'relay.bach' (pillarbox.toml); the nearest known one is 'relay.batch'",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_bad_settings_file_is_one_line_and_code_2(shop: "Shop", text: str, lin
         ),
         (
             "events list --set relay.bach=5",
-            "--set relay.bach: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
+            "unknown setting 'relay.bach' (--set relay.bach); the nearest known one is 'relay.batch'",
         ),
         (
             "status --config missing.toml",
@@ -493,7 +493,7 @@ def test_flags_narrow_a_list_down(configured: "Shop", flags: str, found: list[in
         "dead drop 00000000-0000-7000-8000-000000000000",
         "dead retry --error refused",
         "dead drop --error refused",
-        "audit list",
+        "audit list --since 2999-01-01",
         "resume order-events",
     ],
 )
@@ -738,12 +738,13 @@ def test_the_audit_says_who_did_what_when_and_to_how_many(dead: tuple["Shop", li
     shop.type("pillarbox dead retry --error refused --dry-run")
     shop.type(f"pillarbox dead drop {ids[0]} --yes")
     shop.type("pillarbox dead retry --error 'refus' --yes")
-    retried, dropped = shop.json("pillarbox audit list --json")
+    retried, dropped, made = shop.json("pillarbox audit list --json")
     assert set(retried) == {"at", "who", "what", "count"}
     assert (retried["who"], retried["what"], retried["count"]) == (who, "retry status=dead error='refus'", 1)
     assert (dropped["what"], dropped["count"]) == (f"drop ids={ids[0]} status=dead", 1)
+    assert (made["who"], made["what"], made["count"]) == (who, "migrate up version=1", 0)
     assert shop.json("pillarbox audit list --limit 1 --json") == [retried]
-    head, first, _ = shop.type("pillarbox audit list").stdout.splitlines()
+    head, first, *_ = shop.type("pillarbox audit list").stdout.splitlines()
     assert re.split(r"\s{2,}", head.strip()) == ["WHEN (UTC)", "WHO", "COUNT", "WHAT"]
     assert re.fullmatch(rf"\S+ \S+ +{who} +1 +retry status=dead error='refus' *", first)
     assert shop.json("pillarbox audit list --since 2999-01-01 --json", code=4) == []
@@ -755,7 +756,10 @@ def test_a_dead_event_is_retried_with_what_a_file_holds(dead: tuple["Shop", list
     edit = f"pillarbox dead retry {ids[0]} --payload mended.json"
     assert shop.type(f"{edit} --dry-run").stderr == "1 dead event would be retried with another payload\n"
     assert shop.json(f"pillarbox events show {ids[0]} --json")["status"] == "dead"
-    done = shop.type(f"{edit} --json")
+    refused = shop.type(edit, code=1, answer="no\n")
+    assert refused.stderr.startswith("1 dead event will be retried with another payload\nGo on? [y/N] ")
+    assert shop.json(f"pillarbox events show {ids[0]} --json")["status"] == "dead"
+    done = shop.type(f"{edit} --yes --json")
     assert done.stderr == "1 dead event will be retried with another payload\n"
     assert json.loads(done.stdout) == {"retried": 1, "matched": 1, "dry_run": False}
     seen = shop.json(f"pillarbox events show {ids[0]} --json")
@@ -811,7 +815,7 @@ def test_what_cannot_be_put_into_an_event_is_refused_and_touches_nothing(
 
 def test_a_dead_event_is_edited_in_the_persons_editor(dead: tuple["Shop", list[str]]) -> None:
     shop, ids = dead
-    edit = f"pillarbox dead retry {ids[0]} --edit"
+    edit = f"pillarbox dead retry {ids[0]} --edit --yes"
     unchanged = shop.type(edit, code=1, VISUAL="", EDITOR="true")
     assert unchanged.stderr.startswith("nothing was changed, so nothing is retried\n")
     failed = shop.type(edit, code=2, VISUAL="", EDITOR="false")
@@ -819,6 +823,15 @@ def test_a_dead_event_is_edited_in_the_persons_editor(dead: tuple["Shop", list[s
     shop.type(edit, VISUAL="", EDITOR="sed -i s/1/5/")
     seen = shop.json(f"pillarbox events show {ids[0]} --json")
     assert (seen["payload"], seen["original"]) == ({"order_id": 5}, {"order_id": 1})
+
+
+def test_retrying_asks_for_one_event_as_for_many(dead: tuple["Shop", list[str]]) -> None:
+    shop, ids = dead
+    retry = f"pillarbox dead retry {ids[0]}"
+    asked = shop.type(retry, code=1)
+    assert asked.stderr.startswith("1 dead event will be retried\nGo on? [y/N] nobody is there to answer: --yes")
+    assert shop.json(f"pillarbox events show {ids[0]} --json")["status"] == "dead"
+    assert shop.type(retry, answer="y\n").stdout == "retried 1 event\n"
 
 
 def test_yes_does_not_ask(dead: tuple["Shop", list[str]]) -> None:

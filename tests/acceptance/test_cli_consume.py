@@ -145,7 +145,7 @@ def test_a_type_without_a_handler_is_a_dead_letter_that_can_be_retried(billing: 
     assert record["event_id"] == id
     assert record["last_error"].startswith("no handler for type 'OrderShiped' in the inbox 'billing': register one")
     _register_a_handler(billing)
-    billing.type(f"pillarbox dead retry {id} --inbox --database sqlite:///billing.db")
+    billing.type(f"pillarbox dead retry {id} --inbox --yes --database sqlite:///billing.db")
     billing.type(f"{CONSUME} --once")
     assert invoices(billing) == [7]
 
@@ -188,7 +188,7 @@ def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", unti
         assert elsewhere == f"no event has the id {id}; one that was added has it: leave out --inbox\n"
         assert re.search(r'payload +\{"order_id": 13\}', shown)
         (billing.directory / "superstition-is-over").touch()
-        done = billing.type(f"pillarbox dead retry {id} --json {dead}")
+        done = billing.type(f"pillarbox dead retry {id} --yes --json {dead}")
         assert json.loads(done.stdout) == {"retried": 1, "matched": 1, "dry_run": False}
         until(lambda: invoices(billing) == [13])
 

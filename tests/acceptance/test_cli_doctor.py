@@ -111,7 +111,7 @@ def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") ->
         ("--database mysql://me:hunter2@host/shop", "database: 'mysql://me:***@host/shop' is of no known kind"),
         ("--broker rabitmq://me:hunter2@host/", "broker: 'rabitmq://me:***@host/' is of no known kind"),
         ("--broker 'kafka://host?acks=1'", "kafka.acks: 1 is not safe: "),
-        ("--broker 'rabbitmq://host?exchang=x'", "rabbitmq.exchang: is unknown; did you mean exchange?"),
+        ("--broker 'rabbitmq://host?exchang=x'", "there is no option rabbitmq.exchang; did you mean exchange?"),
         ("--set relay.batch=many", "relay.batch (--set relay.batch): "),
         ("--config none.toml", "none.toml: cannot be read: "),
     ],

@@ -3,9 +3,12 @@
 import json
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 Until = Callable[[Callable[[], bool]], None]
 PASSWORD = "s3cr3t-0f-the-sh0p"
-KEYS = {"status", "problems", "pending", "oldest_pending_age_seconds", "relays"}
+KEYS = {"status", "problems", "pending", "pending_exact", "overdue", "oldest_pending_age_seconds", "relays"}
 
 
 def test_healthy(migrated: "Shop") -> None:
@@ -34,6 +37,8 @@ def test_healthy(migrated: "Shop") -> None:
         "status": "healthy",
         "problems": [],
         "pending": 0,
+        "pending_exact": True,
+        "overdue": 0,
         "oldest_pending_age_seconds": None,
         "relays": 0,
     }
@@ -159,3 +164,19 @@ def status(port: int, path: str) -> int | None:
 def living(shop: "Shop") -> int:
     relays: int = shop.json(f"pillarbox health --json --database {shop.database}")["relays"]
     return relays
+
+
+def test_a_delayed_event_whose_time_has_come_waits_in_health_stats_and_status_alike(migrated: "Shop") -> None:
+    migrated.add(Event("Placed", {}, available_at=datetime.now(UTC) + timedelta(hours=1)))
+    migrated.type(f"pillarbox relay once --database {migrated.database} --broker {migrated.broker}")
+
+    stats, health = (f"pillarbox {verb} --json --database {migrated.database}" for verb in ("stats", "health"))
+    assert migrated.json(stats)["overdue"] == 0
+    with closing(sqlite3.connect(migrated.directory / "shop.db")) as connection, connection:  # the hour is over
+        connection.execute("UPDATE pillarbox_parked SET due_at = due_at - 3601000000")
+    for seen in (migrated.json(stats), migrated.json(health, code=3)):
+        assert (seen["pending"], seen["pending_exact"], seen["overdue"]) == (0, True, 1)
+        assert seen["oldest_pending_age_seconds"] >= 1
+    printed = migrated.type(f"pillarbox stats --database {migrated.database}").stdout
+    assert "oldest pending                -" not in printed
+    assert "1 (1 overdue)" in printed

@@ -112,7 +112,7 @@ def test_it_may_go_to_another_topic_at_a_rate(store: Store) -> None:
     sent = [json.loads(line) for line in store.type("relay once --broker stdout:")[0].splitlines()]
     assert [(message["topic"], message["headers"]["type"]) for message in sent] == [("anew", "Shown")] * 2
     assert {record["topic"] for record in json.loads(store.type("events list --json")[0])} == {"orders"}
-    [deed] = json.loads(store.type("audit list --json")[0])
+    [deed, *_] = json.loads(store.type("audit list --json")[0])  # before it, the tables may have been made
     assert (deed["what"], deed["count"]) == (f"replay {id} to=anew rate=1000000 status=published type=Shown", 2)
 
 

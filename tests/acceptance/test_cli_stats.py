@@ -80,6 +80,7 @@ def check(answer: dict[str, Any]) -> None:
         "blocked": 1,
         "delayed": 0,
         "dead": 1,
+        "overdue": 0,
         "blocked_aggregates": 1,
         "relays": 0,
         "inbox_waiting": 0,

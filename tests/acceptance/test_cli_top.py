@@ -141,7 +141,7 @@ def test_keys_choose_and_pause_a_topic_and_the_terminal_is_given_back(
         assert terminal.shown.rindex("\x1b[?1049l") > terminal.shown.rindex("\x1b[?1049h")
         assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")
     deeds = migrated.json(f"pillarbox audit list --json --database {migrated.database}")
-    assert [deed["what"].split()[0] for deed in deeds] == ["resume", "pause"]
+    assert [deed["what"].split()[0] for deed in deeds] == ["resume", "pause", "migrate"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

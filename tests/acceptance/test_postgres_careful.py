@@ -43,10 +43,12 @@ def test_an_event_that_kills_the_relay_is_parked_and_everything_else_flows(shop:
     assert (type, state) == ("Deadly", "dead")
     assert error.startswith("crashed the relay")
     assert {state for _, state, _ in followers} == {"blocked"}
+    assert len(told(shop)) == 1
 
     shop.type("dead retry --all --yes")
     assert deaths_until_found(shop) <= DEATHS, "it was brought back, and found again"
     assert found(shop)
+    assert len(told(shop)) == 2
 
     deadly.unlink()
     shop.type("dead retry --all --yes")
@@ -69,6 +71,8 @@ def finds_out(shop: Shop) -> bool:
     process = shop.start()
     try:
         until(lambda: process.poll() is not None or found(shop), "the relay dies or finds out")
+        if found(shop):
+            until(lambda: "pillarbox_dead_total 1.0" in shop.metrics(), "the relay counts it, for the alert")
         return found(shop)
     finally:
         process.kill()
@@ -77,6 +81,11 @@ def finds_out(shop: Shop) -> bool:
 
 def found(shop: Shop) -> bool:
     return any(row[:2] == ("Deadly", "dead") for row in shop.parked())
+
+
+def told(shop: Shop) -> list[str]:
+    """Give the lines of the relays' log that tell of its death."""
+    return [line for line in shop.log() if line.startswith("Deadly ") and "is dead (attempt 1): crashed the" in line]
 
 
 @pytest.mark.timeout(240)

@@ -192,6 +192,31 @@ def turns(commands: tuple[str, ...], offset: int) -> Iterator[tuple[str, str]]:
         yield command, ways[(place + offset) % len(ways)]
 
 
+@pytest.mark.parametrize(
+    ("broker", "option", "line"),
+    [
+        (
+            "https://127.0.0.1:1/x",
+            "webhooks.secret",
+            "there is no option {}; the nearest known one is webhooks.secrets",
+        ),
+        ("https://127.0.0.1:1/x", "webhooks.secrets", "{}: a secret begins with whsec_"),
+        ("https://127.0.0.1:1/x", None, "webhooks.secrets: is not set, so nobody could tell that an event is yours: "),
+        ("redis://127.0.0.1:1", "redis.password", "there is no option {}; the nearest known one is "),
+        ("nats://127.0.0.1:1", "nats.secret", "there is no option {}; "),
+        ("rabbitmq://127.0.0.1:1", "rabbitmq.secret", "there is no option {}; "),
+        ("redis://127.0.0.1:1", "relay.secret", "unknown setting '{0}' (--set {0}); the nearest known one is "),
+    ],
+)
+def test_an_error_about_a_secret_hides_the_secret_and_none_of_its_words(
+    migrated: "Shop", broker: str, option: str | None, line: str
+) -> None:
+    given = "" if option is None else f"--set {option}={CANARY}"
+    done = migrated.type(f"pillarbox relay once --database {migrated.database} --broker {broker} {given}", code=2)
+    assert done.stderr.startswith("pillarbox: " + line.format(option)), done.stderr
+    assert CANARY not in done.stderr
+
+
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_the_password_of_a_database_that_is_away(desk: Desk, offset: int) -> None:
     for place, (command, way) in enumerate(turns((*COMMANDS, *ENDING_WITHOUT_DATABASE), offset)):

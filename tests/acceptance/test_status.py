@@ -153,7 +153,7 @@ def test_blocked_behind_a_dead_event_which_is_retried(blocked: tuple["Shop", lis
         f"  or:  pillarbox dead drop {refused} --database {shop.database}",
     ]
     retry, _ = commands_of(lines[:3])
-    assert shop.type(retry).stdout == "retried 1 event\n"
+    assert shop.type(retry, answer="y\n").stdout == "retried 1 event\n"
     shop.type(f"pillarbox relay once --database {shop.database} --broker {shop.broker}")
     assert shop.received() == [refused, follower]
     assert shop.status()[0] == "✓ nothing is waiting"
@@ -219,6 +219,7 @@ def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
         "retrying",
         "blocked",
         "delayed",
+        "overdue",
         "dead",
         "inbox_dead",
         "inbox_waiting",

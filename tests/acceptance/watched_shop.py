@@ -110,19 +110,21 @@ class WatchedShop:
             process.wait()
         self._servers.close()
 
-    def relay(self) -> "subprocess.Popen[bytes]":
+    def relay(self, *more: str) -> "subprocess.Popen[bytes]":
         """Start a relay."""
         # It looks often, for in this world a loop is stale after seconds.
         words = ["relay", "run", *self._broker, "--set", "relay.idle_longest=100 ms", "--database", self.database]
-        return self._start(self.relay_port, words)
+        return self._start(self.relay_port, [*words, *more])
 
     def watch(self) -> "subprocess.Popen[bytes]":
         """Start one that watches the slot whose reader carries the events."""
         return self._start(self.relay_port, ["relay", "watch", "--database", self.database])
 
-    def consumer(self) -> "subprocess.Popen[bytes]":
+    def consumer(self, *more: str) -> "subprocess.Popen[bytes]":
         """Start a consumer."""
-        return self._start(self.consumer_port, ["consume", "billing:inbox", "--topic", "order-events", *self._broker])
+        return self._start(
+            self.consumer_port, ["consume", "billing:inbox", "--topic", "order-events", *self._broker, *more]
+        )
 
     @property
     def _broker(self) -> list[str]:

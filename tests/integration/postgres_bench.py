@@ -23,7 +23,7 @@ from pillarbox.core.routing import Topic, Topics
 from pillarbox.core.window import Settled, Settlement
 from pillarbox.psycopg import Outbox
 from pillarbox.stores.postgres import PostgresStore
-from pillarbox.telemetry.hooks import Hooks
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.testing.clock import ManualClock
 from tests.conftest import EVERY_POSTGRES
 
@@ -93,18 +93,22 @@ class Bench:
         self._sql = psycopg.connect(url, autocommit=True)
         self._opened: list[Transaction] = []
         self.stores: list[PostgresStore] = []
+        self.dead: list[str] = []
+        """The types of the events of whose death the stores have told."""
 
     async def store(
         self, owner: str = "a", *, topics: dict[str, Topic] | None = None, url: str | None = None, **more: Any
     ) -> PostgresStore:
         """Open a store, as a relay in a process of its own would; every settlement is stored at once."""
-        options = {"progress": timedelta(0), "lease": timedelta(seconds=LEASE), **more}
-        store = PostgresStore(
-            url or self.url, owner=owner, topics=Topics(topics), clock=self.clock, hooks=Hooks(), **options
-        )
+        options = {"progress": timedelta(0), "lease": timedelta(seconds=LEASE), "hooks": Hooks(self._hear), **more}
+        store = PostgresStore(url or self.url, owner=owner, topics=Topics(topics), clock=self.clock, **options)
         self.stores.append(store)
         await store.open()
         return store
+
+    def _hear(self, moment: Moment, facts: Facts) -> None:
+        if moment is Moment.EVENT_DEAD and isinstance(entry := facts["entry"], Entry):
+            self.dead.append(entry.event_type)
 
     async def holder(self, owner: str = "a", **more: Any) -> PostgresStore:
         """Open a store that holds lanes."""

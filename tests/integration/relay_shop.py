@@ -12,7 +12,7 @@ from pillarbox import Event, Settings
 from pillarbox.dbapi import Outbox
 from pillarbox.ports import Query, Record, Status
 from pillarbox.settings import RelaySettings
-from pillarbox.telemetry.hooks import Facts, Hooks, Moment
+from pillarbox.telemetry.hooks import Facts, Hooks, Listener, Moment
 from pillarbox.wiring import Relay, open_admin
 
 AGGREGATES = 25
@@ -49,12 +49,16 @@ class RelayShop:
             )
             for n in range(start, start + count)
         )
+        self.put(*events, topic=topic)
+
+    def put(self, *events: Event[Any], topic: str = "orders") -> None:
+        """Add these events."""
         with closing(sqlite3.connect(self._path)) as connection, connection:
             Outbox(topic=topic, max_payload=8 << 20).add(connection, *events)
 
     @asynccontextmanager
-    async def relay(self, url: str) -> AsyncIterator[None]:
-        async with Relay(self.settings, broker=url, hooks=Hooks(self.hear)):
+    async def relay(self, url: str, *listeners: Listener) -> AsyncIterator[None]:
+        async with Relay(self.settings, broker=url, hooks=Hooks(self.hear, *listeners)):
             yield
 
     def hear(self, moment: Moment, facts: Facts) -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 from pillarbox import BrokerUnavailable, Consumer, Event, PublishRejected, Relay, Settings, serving
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.dbapi import Inbox
-from pillarbox.settings import HealthSettings
+from pillarbox.settings import HealthSettings, RetentionSettings
 from pillarbox.telemetry import http
 from pillarbox.telemetry.hooks import Hooks, Moment
 from pillarbox.wiring import open_admin
@@ -176,6 +177,19 @@ async def test_what_has_waited_too_long_is_told_as_status_tells_it(shop: HealthS
         assert [finding.kind for finding in report.findings if finding.severity == "problem"] == ["old"]
         assert (await shop.metrics())["pillarbox_oldest_pending_age_seconds"] > 0
         go_on.set()
+
+
+async def test_what_retention_deletes_is_counted(shop: HealthShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pillarbox.relay.chores.PRUNE_FIRST", timedelta(0))
+    shop.add(*(placed(n) for n in range(3)))
+    async with shop.relay(nowhere):
+        await shop.moments.until(Moment.SETTLED)
+    settings = replace(shop.settings(), retention=RetentionSettings(published=timedelta(0)))
+    async with shop.relay(nowhere, settings):
+        await shop.moments.until(Moment.PRUNED)
+        seen = await shop.metrics()
+    assert seen["pillarbox_pruned_total"] >= 3  # its ticks go too
+    assert seen["pillarbox_last_prune_timestamp_seconds"] > 1_700_000_000
 
 
 async def test_the_metrics_of_a_relay(shop: HealthShop) -> None:

@@ -278,6 +278,35 @@ async def test_each_try_of_a_handler_is_a_span_and_only_failures_are_errors(shop
     }
 
 
+async def test_no_words_of_an_exception_get_into_a_span(shop: TracedShop, spans: Spans) -> None:
+    async def publish(messages: list[Message]) -> None:
+        raise PublishRejected("400: card 4111-secret refused", brief="the gateway answered 400")
+
+    async def publish_badly(messages: list[Message]) -> None:
+        raise ValueError("card 4111-secret")
+
+    @shop.inbox.handler("OrderPlaced")
+    def bill(connection: Any, event: Event[Any]) -> None:
+        try:
+            raise KeyError("4111-secret")
+        except KeyError as error:
+            raise ValueError(f"card {error}") from error
+
+    for n, way in enumerate((publish, publish_badly)):
+        shop.add(placed(n, headers={"traceparent": SAMPLED}))
+        await shop.relay(publish=way).run_once()
+    shop.add(placed(3, headers={"traceparent": SAMPLED}))
+    await shop.relay().run_once()
+    await shop.consume()
+    refused, failed = (span.status.description or "" for span in spans.named(f"publish {TOPIC}")[:2])
+    assert refused == "the gateway answered 400"
+    assert "publish_badly raised ValueError at test_opentelemetry.py, line " in failed
+    process = spans.only(f"process {TOPIC}")
+    assert process.status.description == "ValueError"
+    assert "in bill" in str(process.events[0].attributes)
+    assert "4111" not in "".join(span.to_json() for span in (*spans.named(f"publish {TOPIC}"), process))
+
+
 async def test_a_list_of_events_is_one_span_linked_to_each(shop: TracedShop, spans: Spans) -> None:
     lists = []
 

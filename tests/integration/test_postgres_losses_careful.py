@@ -126,6 +126,7 @@ async def an_event_that_kills_every_relay_is_parked_and_the_others_flow(bench: B
     assert list(dict.fromkeys(published)) == ["Before", "After"]
     [[error]] = bench.sql("SELECT last_error FROM pillarbox_parked WHERE event_type = 'Killer' AND state = 'dead'")
     assert error.startswith("crashed the relay")
+    assert bench.dead == ["Killer"]
 
 
 @CASES.notices("no careful mode", "acquitted on arrival")

@@ -1,14 +1,21 @@
 """A relay to an endpoint that refuses, fails and asks for a pause: what the suite of relays does not ask."""
 
+import io
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry import trace
 
+from pillarbox import Event
 from pillarbox.telemetry.hooks import Moment
+from pillarbox.telemetry.logging import LogMoments, log_to, logger
 from servers.webhook_receiver import Received, WebhookReceiver
 from tests.integration.relay_shop import AGGREGATES, TRIED, RelayShop, until
+from tests.integration.traced_shop import Spans
 from tests.integration.webhook_world import SECRET
 
 
@@ -56,6 +63,57 @@ async def test_an_event_that_is_refused_is_dead_at_once_and_holds_back_its_own_f
     received = webhook_receiver.received()
     assert arrived(received, 7) == [0, 1, 2]
     assert all(arrived(received, other) == list(range(10)) for other in range(AGGREGATES) if other != 7)
+
+
+@pytest.fixture
+def logged() -> Iterator[io.StringIO]:
+    """What the log has, with all of its facts."""
+    before, stream = (logger.handlers, logger.level, logger.propagate), io.StringIO()
+    log_to(stream, as_json=True)
+    yield stream
+    logger.handlers, logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+@pytest.mark.parametrize("status", [400, 500], ids=["dead", "retrying"])
+@pytest.mark.parametrize(
+    ("payload", "answer"),
+    [
+        ({"card": "4111-secret"}, 'bad {"card": "4111-secr'),
+        ({"card": "4111-secret"}, "card 4111-secret refused"),
+        (b"the card 4111-secret", "bad: the card 4111-secret"),
+    ],
+    ids=["an echo cut off", "one field", "bytes"],
+)
+async def test_what_an_endpoint_says_is_kept_with_the_event_and_never_logged(
+    payload: Any, answer: str, status: int, shop: RelayShop, webhook_receiver: WebhookReceiver, logged: io.StringIO
+) -> None:
+    webhook_receiver.behave({"status": status, "body": answer})
+    kind = "text/plain" if isinstance(payload, bytes) else None
+    shop.put(Event("Paid", payload, aggregate=("order", 7), content_type=kind))
+    moment = Moment.EVENT_DEAD if status == 400 else Moment.EVENT_RETRYING
+    async with shop.relay(webhook_receiver.url, LogMoments()):
+        await shop.until_heard(moment)
+    (record,) = await shop.records("dead", "retrying")
+    assert answer in str(record.last_error)
+    (line,) = (line for line in map(json.loads, logged.getvalue().splitlines()) if line["moment"] == moment)
+    assert f"the endpoint answered {status}" in line["text"]
+    assert "4111" not in logged.getvalue()
+
+
+async def test_what_an_endpoint_says_is_in_no_trace(
+    shop: RelayShop, webhook_receiver: WebhookReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = Spans()
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", spans.provider)
+    webhook_receiver.behave({"status": 400, "body": "card 4111-secret refused"})
+    headers = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01"}
+    shop.put(Event("Paid", {"card": "4111-secret"}, aggregate=("order", 7), topic="orders", headers=headers))
+    async with shop.relay(webhook_receiver.url):
+        await shop.until_heard(Moment.EVENT_DEAD)
+    (said,) = spans.named("publish orders")
+    assert said.status.description == "the endpoint answered 400 Bad Request"
+    assert "4111" not in said.to_json()
 
 
 @pytest.mark.parametrize("rule", [{"status": 503}, {"hang": True}], ids=["refused", "timed out"])

@@ -57,7 +57,7 @@ RELAYING = (
         "count while the broker is away",
         "an outage longer than the retries makes everything in it dead",
         "src/pillarbox/core/retry.py",
-        {"        if isinstance(error, BrokerUnavailable):\n            return Untouched(text)\n": ""},
+        {"        if isinstance(error, BrokerUnavailable):\n            return Untouched(text, brief)\n": ""},
         ("tests/unit/test_retry.py::test_a_broker_that_is_away_counts_nothing_however_long",),
     ),
     Mutant(

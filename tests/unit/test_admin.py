@@ -169,6 +169,7 @@ async def test_pruning_deletes_everything_that_is_old_enough(admin: Admin, setti
     assert [what for what, _ in counts] == [
         "prune published=none archive=none inbox=30days",
         "prune published=7days archive=none inbox=30days",
+        "migrate up version=1",
     ]
     assert counts[0][1] >= 5
 

@@ -26,6 +26,15 @@ def test_an_age_is_never_below_zero_whatever_the_clocks_say(seconds: int, age: i
     assert seen.oldest_pending_age == timedelta(seconds=age)
 
 
+def test_a_delayed_event_waits_from_when_its_time_has_come() -> None:
+    due = {"overdue_by_topic": {"orders": 2, "mails": 1}, "oldest_due_at": NOW - timedelta(seconds=90)}
+    assert figures(delayed=1_005, **due).oldest_pending_age == timedelta(seconds=90)
+    assert figures(delayed=1_005, **due).delayed_told == "1,005 (3 overdue)"
+    assert figures(delayed=2).delayed_told == "2"
+    older = figures(pending=1, oldest_pending_at=NOW - timedelta(seconds=100), **due)
+    assert older.oldest_pending_age == timedelta(seconds=100)
+
+
 def test_beyond_what_is_counted_the_estimate_holds() -> None:
     assert figures(pending=10_000, pending_exact=False, pending_about=3_000_000).pending == 3_000_000
     assert figures(pending=10_000, pending_exact=False).pending == 10_000

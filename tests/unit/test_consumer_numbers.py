@@ -360,6 +360,8 @@ async def test_without_order_somebody_is_told_when_it_takes_too_long_and_it_stil
     assert bench.parked() == [("3", "dead", 0)]
     [facts] = bench.told(Moment.NUMBER_MISSING)
     assert (facts["aggregate"], facts["number"], facts["waiting"]) == (("order", "7"), 3, 1)
+    told = [facts[name] for name in ("type", "event_id", "topic", "attempt")]
+    assert told == ["OrderPlaced", id_of(3), "order-events", 1]
     await bench.reordered()
     assert len(bench.told(Moment.NUMBER_MISSING)) == 1
     await bench.reordered(2)

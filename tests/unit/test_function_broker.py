@@ -11,6 +11,7 @@ import pytest
 
 from pillarbox.brokers.function import FunctionPublisher
 from pillarbox.core.message import Message
+from pillarbox.core.retry import brief_of
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
 from pillarbox.testing.contracts.publisher import answers, batch, errors
 
@@ -78,7 +79,12 @@ async def test_an_exception_fails_the_batch_and_is_told_by_its_name() -> None:
     publisher.send(batch("ab"))
     outcomes = await answers(publisher, 2)
     assert errors(outcomes) == {1: PublishError, 2: PublishError}
-    assert "publish raised ValueError: no such bucket" in str(outcomes[0].error)
+    error = outcomes[0].error
+    assert error is not None
+    assert "publish raised ValueError: no such bucket" in str(error)
+    assert error.brief is not None
+    assert "publish raised ValueError at test_function_broker.py, line " in error.brief
+    assert "bucket" not in error.brief
     await publisher.close()
 
 
@@ -206,4 +212,5 @@ async def counted(publish: Callable[[list[Message]], Any], name: str) -> None:
     outcomes = await answers(publisher, 2)
     assert errors(outcomes) == {1: PublishError, 2: PublishError}
     assert f"raised {name}: " in str(outcomes[0].error)
+    assert f"raised {name} at " in brief_of(outcomes[0].error or PublishError())
     await publisher.close()

@@ -8,6 +8,9 @@ from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.routing import Topics
 from pillarbox.core.window import BLOCKED, Settlement
 from pillarbox.ports import Query
+from pillarbox.telemetry.hooks import Facts, Hooks, Moment
+from pillarbox.telemetry.prometheus import RelayMetrics
+from pillarbox.testing.clock import ManualClock
 from pillarbox.testing.memory import MemoryDatabase, MemoryOutbox
 from pillarbox.testing.memory_careful import CRASHED, CRASHES
 from pillarbox.testing.memory_records import MemoryStore
@@ -23,9 +26,9 @@ def database() -> MemoryDatabase:
     return database
 
 
-async def relay_until_death(database: MemoryDatabase, owner: str) -> list[str]:
+async def relay_until_death(database: MemoryDatabase, owner: str, hooks: Hooks | None = None) -> list[str]:
     """Publish until there is nothing more, or until the killer is given out; give what was published."""
-    store, published = MemoryStore(database, owner), list[str]()
+    store, published = MemoryStore(database, owner, hooks=hooks), list[str]()
     await store.take()
     for _ in range(20):
         entries = await store.entries(10)
@@ -50,6 +53,19 @@ async def test_an_event_that_kills_every_relay_is_parked_and_its_followers_wait(
     assert published == ["First", "Third", "Fourth", "Sixth"]
     [dead] = await MemoryStore(database).find(Query(status=("dead",)))
     assert (dead.type, dead.last_error) == ("Killer", CRASHED)
+
+
+async def test_whoever_finds_it_guilty_tells_of_its_death_once(database: MemoryDatabase) -> None:
+    await died(database, CRASHES + 2)
+    told: list[Facts] = []
+    metrics = RelayMetrics(ManualClock())
+    hooks = Hooks(metrics, lambda moment, facts: told.append(facts) if moment is Moment.EVENT_DEAD else None)
+    for owner in ("the judge", "the next"):
+        await relay_until_death(database, owner, hooks)
+    [facts] = told
+    assert isinstance(facts["entry"], Entry)
+    assert (facts["entry"].event_type, facts["error"]) == ("Killer", CRASHED)
+    assert b"pillarbox_dead_total 1.0" in metrics.page(None, up=True)
 
 
 async def test_it_is_not_found_guilty_before_it_was_suspected_twice(database: MemoryDatabase) -> None:

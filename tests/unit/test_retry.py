@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, words_of
+from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, told, words_of
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,6 +34,17 @@ def test_a_failure_is_tried_again_after_1_2_4_8_and_16_seconds_and_then_dead() -
     verdicts = [POLICY.judge(error, attempts, NOW, 0.5) for attempts in range(7)]
     assert verdicts[:5] == [RetryAt(NOW + timedelta(seconds=wait), "slow") for wait in waits]
     assert verdicts[5:] == [Dead("slow"), Dead("slow")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "attempts"), [(BrokerUnavailable, 0), (PublishRejected, 0), (PublishError, 0), (PublishError, 5)]
+)
+def test_a_verdict_has_all_of_an_errors_words_and_tells_its_brief(kind: type[PublishError], attempts: int) -> None:
+    said = [kind("400: card 4111", brief="it answered 400; password=hunter2"), kind("400: card 4111")]
+    for error, brief in zip(said, ("it answered 400; password=***", "400: card 4111"), strict=True):
+        verdict = POLICY.judge(error, attempts, NOW, 0.5)
+        assert not isinstance(verdict, Published)
+        assert (verdict.error, told(verdict)) == ("400: card 4111", brief)
 
 
 def test_a_dead_event_blocks_its_line_unless_told_otherwise() -> None:

@@ -131,19 +131,19 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     [
         (
             "[relay]\nbach = 10",
-            "pillarbox.toml: unknown setting 'relay.bach': the nearest known one is 'relay.batch'",
+            "unknown setting 'relay.bach' (pillarbox.toml); the nearest known one is 'relay.batch'",
         ),
         (
             'databse = "sqlite:///shop.db"',
-            "pillarbox.toml: unknown setting 'databse': the nearest known one is 'database'",
+            "unknown setting 'databse' (pillarbox.toml); the nearest known one is 'database'",
         ),
         (
             "[relai]\nbatch = 10",
-            "pillarbox.toml: unknown setting 'relai.batch': the nearest known one is 'relay.batch'",
+            "unknown setting 'relai.batch' (pillarbox.toml); the nearest known one is 'relay.batch'",
         ),
         (
             '[topic."order-events"]\nordr = "none"',
-            "pillarbox.toml: unknown setting 'topic.order-events.ordr': the nearest known one is"
+            "unknown setting 'topic.order-events.ordr' (pillarbox.toml); the nearest known one is"
             " 'topic.order-events.order'",
         ),
         (
@@ -278,7 +278,7 @@ def test_variables_that_are_not_ours_are_left_alone() -> None:
 
 def test_an_unknown_flag_key_names_the_nearest() -> None:
     assert refusal(flags={"relay.bach": "5"}) == (
-        "--set relay.bach: unknown setting 'relay.bach': the nearest known one is 'relay.batch'"
+        "unknown setting 'relay.bach' (--set relay.bach); the nearest known one is 'relay.batch'"
     )
 
 

@@ -22,7 +22,7 @@ from tests.unit.consumer_bench import TOPIC, ConsumerBench, id_of
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
-def entry(type: str = "OrderPlaced", topic: str = "order-events", data: str = "{}") -> Entry:
+def entry(type: str = "OrderPlaced", topic: str = "order-events", data: str | bytes = "{}") -> Entry:
     return Entry(1, "0198-7", "order", "7", type, topic, data, None, None, None, None, None, None, NOW)
 
 
@@ -153,12 +153,36 @@ def test_a_line_for_people_says_who_writes_it() -> None:
     assert stream.getvalue()[9:] == "bill%(x)sing INFO the broker is back after 1.0 s\n"
 
 
+@pytest.mark.parametrize(
+    ("moment", "more"),
+    [
+        (Moment.EVENT_RETRYING, {"error": "no", "at": NOW}),
+        (Moment.EVENT_DEAD, {"error": "no"}),
+        (Moment.NUMBER_MISSING, {"aggregate": ("order", "7"), "number": 4}),
+        (Moment.NUMBER_CONFLICT, {"aggregate": ("order", "7"), "number": 4, "error": "no"}),
+        (Moment.HANDLER_SLOW, {"seconds": 30}),
+        (Moment.HANDLER_RETURNED, {"handler": "bill", "value": "str"}),
+        (Moment.HANDLER_COMMITTED, {"handler": "bill"}),
+    ],
+)
+def test_a_line_of_a_consumer_about_an_event_names_it_and_its_attempt(
+    lines: io.StringIO, moment: Moment, more: dict[str, Any]
+) -> None:
+    event = {"type": "OrderPlaced", "event_id": "0198-7", "topic": "order-events", "attempt": 2}
+    Hooks(LogMoments()).reach(moment, **event, **more)
+    line = lines.getvalue()
+    assert "OrderPlaced 0198-7" in line
+    assert "(attempt 2)" in line
+    assert line.count("in order-events") == 1
+
+
 @pytest.mark.usefixtures("_logger_as_before")
 @pytest.mark.parametrize("as_json", [False, True])
-def test_what_an_endpoint_repeats_of_an_event_is_not_logged(as_json: bool) -> None:
+@pytest.mark.parametrize("data", ['{"card": "4111"}', b'{"card": "4111"}'])
+def test_what_an_endpoint_repeats_of_an_event_is_not_logged(data: str | bytes, as_json: bool) -> None:
     stream = io.StringIO()
     log_to(stream, as_json=as_json)
-    event = entry(data='{"card": "4111"}')
+    event = entry(data=data)
     Hooks(LogMoments()).reach(Moment.EVENT_DEAD, entry=event, error='400: cannot take {"card": "4111"}')
     assert "4111" not in stream.getvalue()
     assert "400: cannot take (payload)" in stream.getvalue()

@@ -36,7 +36,10 @@ def test_what_is_tried_again(status: int) -> None:
     ],
 )
 def test_the_endpoints_own_words_are_kept(status: int, words: str) -> None:
-    assert words in str(judge(status, "no such tenant"))
+    error = judge(status, "no such tenant")
+    assert words in str(error)
+    assert error is not None
+    assert error.brief == str(error).replace(": no such tenant", "")
 
 
 @pytest.mark.parametrize(

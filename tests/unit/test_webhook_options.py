@@ -123,7 +123,7 @@ def test_a_secret_that_cannot_be_used_is_refused_and_not_repeated(secret: str, w
     ("table", "why"),
     [
         ({"tls_verify": False}, r"webhooks\.tls_verify: .*webhooks\.unsafe"),
-        ({"connection": 5}, r"webhooks\.connection: .*webhooks\.connections"),
+        ({"connection": 5}, r"no option webhooks\.connection; .*webhooks\.connections"),
         ({"connections": 0}, r"webhooks\.connections: expected a whole number from 1 to 1,000"),
         ({"connections": "many"}, r"webhooks\.connections: expected"),
         ({"allow": ["*.internal"]}, r"webhooks\.allow: '\*\.internal' is no host"),

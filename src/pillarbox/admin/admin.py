@@ -110,7 +110,9 @@ class Admin:
 
     async def migrate(self) -> Sequence[int]:
         """Bring the tables to the needed version; give the versions applied."""
-        return await self._store.up()
+        if applied := await self._store.up():
+            await self._store.write_down(f"migrate up version={applied[-1]}")
+        return applied
 
     def sql(self, *, transaction: bool = True) -> str:
         """Give the script that makes the tables; needs no connection. Without a transaction of its own it can run

@@ -154,7 +154,7 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
     if stats.stopped is not None or living(stats.relays, now):
         return  # one that runs; or no relay could read the log
     seen = max((relay.seen_at for relay in stats.relays), default=None)
-    overdue = sum(stats.overdue_by_topic.values())
+    overdue = stats.overdue
     waiting = stats.pending + stats.retrying + overdue
     if stats.slot is not None:
         yield _unwatched(stats.slot, stats, now, settings)
@@ -343,7 +343,7 @@ def _fine(stats: Stats, relayed: bool) -> Finding:
             " (`pillarbox consume MODULE:INBOX --topic TOPIC`)"
         )
         return Finding("fine", "fine", line)
-    if going := stats.pending + sum(stats.overdue_by_topic.values()):
+    if going := stats.pending + stats.overdue:
         return Finding("fine", "fine", f"all is well: {_events(going, stats.pending_exact)} on the way")
     if stats.retrying:
         line = f"nothing else is waiting: {_count(stats.retrying, 'event')} tried again"

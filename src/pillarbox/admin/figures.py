@@ -60,15 +60,14 @@ class Figures(NamedTuple):
         return f"{'more than' if self.stats.pending_about is None else 'about'} {self.pending:,}"
 
     @property
-    def oldest_pending_age(self) -> timedelta | None:
-        """How long the oldest pending event has waited; never below zero, for clocks differ."""
-        if self.stats.oldest_pending_at is None:
-            return None
-        return max(self.now - self.stats.oldest_pending_at, timedelta(0))
+    def delayed_told(self) -> str:
+        """How many are delayed, for people: the time of some may have come."""
+        return f"{self.stats.delayed:,}" + (f" ({self.stats.overdue:,} overdue)" if self.stats.overdue else "")
 
     @property
-    def oldest_waiting_age(self) -> timedelta | None:
-        """How long the oldest has waited that a relay could carry now; never below zero, for clocks differ."""
+    def oldest_pending_age(self) -> timedelta | None:
+        """How long the oldest has waited that a relay could carry now: a pending event, or a delayed one whose time has
+        come; never below zero, for clocks differ."""
         oldest = self.stats.oldest_waiting_at
         return None if oldest is None else max(self.now - oldest, timedelta(0))
 

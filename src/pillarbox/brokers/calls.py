@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from pillarbox.brokers.sends import Send, Sends
 from pillarbox.core.message import Message
-from pillarbox.core.retry import words_of
+from pillarbox.core.retry import place_of, words_of
 from pillarbox.errors import BrokerUnavailable, PublishError
 from pillarbox.ports import Outcome
 
@@ -69,6 +69,7 @@ class Calls:
         return None
 
     def _failed(self, error: BaseException) -> PublishError:
-        failure = PublishError(f"{self._name} raised {type(error).__name__}: {words_of(error)}")
+        raised = f"{self._name} raised {type(error).__name__}"
+        failure = PublishError(f"{raised}: {words_of(error)}", brief=f"{raised}{place_of(error)}")
         failure.__cause__ = error
         return failure

@@ -8,7 +8,7 @@ from typing import Any
 from pillarbox.brokers.calls import Calls
 from pillarbox.brokers.worker import Worker
 from pillarbox.core.message import Message
-from pillarbox.core.retry import words_of
+from pillarbox.core.retry import place_of, words_of
 from pillarbox.errors import PublishError
 from pillarbox.ports import Outcome
 
@@ -58,4 +58,5 @@ class FunctionPublisher:
             return self._function(messages)
         except (StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
             # A future cannot carry the first, and the loop would end of the others.
-            raise PublishError(f"{self._name} raised {type(error).__name__}: {words_of(error)}") from error
+            raised = f"{self._name} raised {type(error).__name__}"
+            raise PublishError(f"{raised}: {words_of(error)}", brief=f"{raised}{place_of(error)}") from error

@@ -108,7 +108,7 @@ def retry(
 ) -> None:
     """Give dead events their tries back.
 
-    Their followers follow in order. Says how many first, and asks unless ids are named. With --payload or --edit the
+    Their followers follow in order. Says how many first, and asks. With --payload or --edit the
     one event goes with another payload; what was added is kept. Exits with 4 if nothing matches.
     """
     selection.refuse_everything(ids, all, topic, type, aggregate, consumer, error, since, until)
@@ -132,7 +132,7 @@ def retry(
         act, done = _editing(settings, query, payload, none), "retried with another payload"
     else:
         act, done = Admin.retry, "retried"
-    asyncio.run(_act("retried", done, act, settings, query, yes=yes or bool(ids), dry_run=dry_run, json=json))
+    asyncio.run(_act("retried", done, act, settings, query, yes=yes, dry_run=dry_run, json=json))
 
 
 def _editing(

@@ -71,7 +71,10 @@ def _totals(figures: Figures) -> list[Text]:
         f"published {figures.published_per_second:,.1f}/s",
         f"last {'never' if last is None else at(last)}",
     ]
-    kept = [f"{state} {getattr(stats, state):,}" for state in PARKED]
+    kept = [
+        f"delayed {figures.delayed_told}" if state == "delayed" else f"{state} {getattr(stats, state):,}"
+        for state in PARKED
+    ]
     if stats.receives:
         kept += [f"received {stats.inbox_waiting:,} waiting", f"{stats.inbox_dead:,} dead"]
     return [_line("   ".join(flow)), _line("   ".join(kept), "red" if stats.dead or stats.blocked else "")]

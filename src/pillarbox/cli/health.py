@@ -23,12 +23,14 @@ def health(*, settings: Settings, json: Json = False) -> None:
     problems = [finding for finding in report.findings if finding.severity == "problem"]
     if json:
         figures = None if report.stats is None else Figures(report.stats, report.now)
-        age = None if figures is None else figures.oldest_waiting_age
+        age = None if figures is None else figures.oldest_pending_age
         print_json(
             {
                 "status": "healthy" if report.healthy else "degraded",
                 "problems": [finding_json(finding) for finding in problems],
                 "pending": None if figures is None else figures.pending,
+                "pending_exact": None if figures is None else figures.stats.pending_exact,
+                "overdue": None if figures is None else figures.stats.overdue,
                 "oldest_pending_age_seconds": None if age is None else age.total_seconds(),
                 "relays": len(report.living),
             }

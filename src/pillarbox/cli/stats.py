@@ -41,7 +41,7 @@ def _rows(figures: Figures) -> list[tuple[str, str]]:
         ("oldest pending", "-" if age is None else f"{about(age)} ago"),
         ("published in the last minute", f"{stats.published_lately:,} ({figures.published_per_second:,.1f} a second)"),
         ("last published", published),
-        *((state, f"{getattr(stats, state):,}") for state in PARKED),
+        *((state, figures.delayed_told if state == "delayed" else f"{getattr(stats, state):,}") for state in PARKED),
         ("blocked aggregates", f"{stats.blocked_lines:,}"),
         ("relays", f"{figures.relays:,}"),
     ]
@@ -56,11 +56,12 @@ def figures_json(figures: Figures) -> dict[str, object]:
     return {
         "pending": figures.pending,
         "pending_exact": stats.pending_exact,
-        "oldest_pending_at": stats.oldest_pending_at,
+        "oldest_pending_at": stats.oldest_waiting_at,
         "oldest_pending_age_seconds": None if age is None else age.total_seconds(),
         "published_per_second": figures.published_per_second,
         "last_published_at": stats.last_published_at,
         **{state: getattr(stats, state) for state in PARKED},
+        "overdue": stats.overdue,
         "blocked_aggregates": stats.blocked_lines,
         "relays": figures.relays,
         "inbox_waiting": stats.inbox_waiting,

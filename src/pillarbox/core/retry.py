@@ -4,6 +4,8 @@ Published    it is at the broker (or handled): done
 RetryAt      it failed and is tried again at that time; counted
 Dead         refused for good, or out of retries
 Untouched    the other side is away: nothing counted, however long
+
+A verdict has the whole of an error, for the database alone; `told` gives what logs and traces may have of it.
 """
 
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ class RetryAt:
 
     at: datetime
     error: str
+    brief: str | None = None
     blocks = True
 
 
@@ -33,6 +36,7 @@ class Dead:
 
     error: str
     blocks: bool = True
+    brief: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Untouched:
     """Nothing happened to it; nothing is counted."""
 
     error: str = ""
+    brief: str | None = None
 
 
 Verdict = Published | RetryAt | Dead | Untouched
@@ -56,6 +61,28 @@ def words_of(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - its __str__ is somebody else's
         text = ""
     return sayable(text) or type(error).__name__
+
+
+def brief_of(error: BaseException) -> str:
+    """Say what an error says without words of others, which may have what the event carries: for logs and traces."""
+    brief = getattr(error, "brief", None)
+    return words_of(error) if brief is None else sayable(quiet(brief))
+
+
+def told(verdict: RetryAt | Dead | Untouched) -> str:
+    """Give what logs may say of a failure."""
+    return verdict.error if verdict.brief is None else verdict.brief
+
+
+def place_of(error: BaseException) -> str:
+    """Say where an exception was raised. Its words may have what an event carries: they are the database's alone."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
+    return f" at {file}, line {trace.tb_lineno}; its words are in the dead letter"
 
 
 def sayable(text: str) -> str:
@@ -78,18 +105,27 @@ class RetryPolicy:
         """Say what an outcome means for an event that failed `attempts` times before; `chance` is in [0, 1)."""
         if error is None:
             return PUBLISHED
-        text = words_of(error)
+        text, brief = words_of(error), None if error.brief is None else brief_of(error)
         if isinstance(error, BrokerUnavailable):
-            return Untouched(text)
+            return Untouched(text, brief)
         if isinstance(error, PublishRejected):
-            return Dead(text, blocks)
-        return self.failed(text, attempts, now, chance, blocks=blocks)
+            return Dead(text, blocks, brief)
+        return self.failed(text, attempts, now, chance, blocks=blocks, brief=brief)
 
-    def failed(self, error: str, attempts: int, now: datetime, chance: float, *, blocks: bool = True) -> RetryAt | Dead:
+    def failed(
+        self,
+        error: str,
+        attempts: int,
+        now: datetime,
+        chance: float,
+        *,
+        blocks: bool = True,
+        brief: str | None = None,
+    ) -> RetryAt | Dead:
         """Say when to try again after one more failure, or that it is enough."""
         if attempts >= self.retries:
-            return Dead(error, blocks)
-        return RetryAt(now + self.delay(attempts, chance), error)
+            return Dead(error, blocks, brief)
+        return RetryAt(now + self.delay(attempts, chance), error, brief)
 
     def delay(self, attempts: int, chance: float) -> timedelta:
         """Give the wait after failure number `attempts` + 1: 1, 2, 4, 8, 16 s ± 20 % by default."""

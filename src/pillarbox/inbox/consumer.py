@@ -328,10 +328,7 @@ class Intake:
         """Tell of numbers that were waited for long enough."""
         await self._handling.books(lot.give_up(self._inbox.texts, overdue))
         for head in overdue:
-            of = (head.aggregate_type, head.aggregate_id)
-            self._hooks.reach(
-                Moment.NUMBER_MISSING, aggregate=of, number=head.number, topic=head.topic, waiting=head.standing
-            )
+            self._hooks.reach(Moment.NUMBER_MISSING, **head.facts)
 
     async def _store(self, arrived: Sequence[Received]) -> None:
         """Keep aside what has arrived, and only then let it be acknowledged."""

@@ -56,6 +56,15 @@ class Head(NamedTuple):
     topic: str
     id: int
     standing: int
+    event_id: str
+    event_type: str
+    attempts: int
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What is told of it."""
+        its = {"type": self.event_type, "event_id": self.event_id, "topic": self.topic, "attempt": self.attempts + 1}
+        return its | {"aggregate": self.aggregate, "number": self.number, "waiting": self.standing}
 
     @property
     def aggregate(self) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from pillarbox.core.insert import microseconds
 from pillarbox.core.message import decode
 from pillarbox.core.postgres_facts import RowUndone, StoreConflict, TransactionFailed
-from pillarbox.core.retry import sayable, words_of
+from pillarbox.core.retry import place_of, sayable, words_of
 from pillarbox.core.routing import Line
 from pillarbox.core.secrets import quiet
 from pillarbox.core.wording import a
@@ -27,7 +27,7 @@ from pillarbox.inbox import numbers
 from pillarbox.inbox.inbox import Handler, Handlers
 from pillarbox.inbox.received import Received, line_text
 from pillarbox.inbox.statements import Texts
-from pillarbox.inbox.steps import Call, ClosedByHandler, Program, place_of
+from pillarbox.inbox.steps import Call, ClosedByHandler, Program
 from pillarbox.telemetry.hooks import Moment
 
 Unhandled = Literal["dead", "ignore", "fail"]

@@ -224,10 +224,10 @@ _SQLITE = {
         f" ON CONFLICT (consumer, event_id) DO UPDATE SET {_REPLACED} WHERE it.state = 'suspect'"
     ),
     # consumer → every blocked line with its head: state, due time, numbering, when it was parked, aggregate, number;
-    # and how many stand in the line
+    # how many stand in the line; the head's event id, its type, how often it was tried
     "heads": (
         "SELECT line, state, coalesce(due_at, 0), numbering, parked_at, aggregate_type, aggregate_id, number,"
-        " topic, min(id), count(*) FROM {p}inbox_parked"
+        " topic, min(id), count(*), event_id, event_type, attempts FROM {p}inbox_parked"
         f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED} AND state <> 'stored' GROUP BY line"
     ),
     # consumer, how long things are remembered (by the database's clock), how many at most → a row for each that went
@@ -262,7 +262,8 @@ _POSTGRES = {
     "park": "SELECT {p}park_received({row})",
     "heads": (
         "SELECT line, state, coalesce((extract(epoch FROM due_at) * 1000000)::bigint, 0), numbering,"
-        " (extract(epoch FROM parked_at) * 1000000)::bigint, aggregate_type, aggregate_id, number, topic, id, standing"
+        " (extract(epoch FROM parked_at) * 1000000)::bigint, aggregate_type, aggregate_id, number, topic, id, standing,"
+        " event_id, event_type, attempts"
         " FROM (SELECT *, count(*) OVER (PARTITION BY line) AS standing,"
         " row_number() OVER (PARTITION BY line ORDER BY id) AS place FROM {p}inbox_parked"
         f" WHERE consumer = $1 AND line IS NOT NULL AND {_IS_PARKED} AND state <> 'stored') AS them WHERE place = 1"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Rows, Statement
-from pillarbox.core.retry import words_of
+from pillarbox.core.retry import place_of, words_of
 from pillarbox.errors import HandlerFailed
 
 R = TypeVar("R")
@@ -172,17 +172,6 @@ def _raise_failure(error: BaseException) -> NoReturn:
     if _cancelled():
         raise error
     raise HandlerFailed("it raised CancelledError, although nobody cancelled it") from error
-
-
-def place_of(error: BaseException) -> str:
-    """Say where an exception was raised. Its words may have what an event carries: they are the dead letter's alone."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
-        return ""
-    file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
-    return f" at {file}, line {trace.tb_lineno}; its words are in the dead letter"
 
 
 def _cancelled() -> bool:

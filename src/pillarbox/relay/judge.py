@@ -10,7 +10,7 @@ from operator import itemgetter
 from pillarbox.core.circuit import Circuits
 from pillarbox.core.entry import Entry
 from pillarbox.core.pacing import Pacing
-from pillarbox.core.retry import PUBLISHED, Published, RetryPolicy, Untouched, Verdict
+from pillarbox.core.retry import PUBLISHED, Published, RetryPolicy, Untouched, Verdict, told
 from pillarbox.core.routing import Topics
 from pillarbox.core.window import Gate, Window
 from pillarbox.errors import PublishError, PublishRejected
@@ -112,7 +112,7 @@ class Judge:
         if not isinstance(verdict, Untouched):
             return None
         entry = self._window.item(ticket)
-        return None if entry and self._circuits.is_open(entry.topic) else verdict.error
+        return None if entry and self._circuits.is_open(entry.topic) else told(verdict)
 
     def _note_topics(self, verdicts: Sequence[tuple[int, Verdict]]) -> None:
         """Notice when a topic fails while others do not, and when it is back."""
@@ -133,9 +133,9 @@ class Judge:
             if answered and self._circuits.tries(topic):
                 self.refused[topic] = ticket
             in_the_way = bool(waits) and not answered
-            if self._circuits.failed(topic, verdict.error, now, answered=answered, in_the_way=in_the_way):
+            if self._circuits.failed(topic, told(verdict), now, answered=answered, in_the_way=in_the_way):
                 self._trouble_since = self._clock.now() if was_well else self._trouble_since
-                self._hooks.reach(Moment.TOPIC_AWAY, topic=topic, error=verdict.error)
+                self._hooks.reach(Moment.TOPIC_AWAY, topic=topic, error=told(verdict))
         for topic in went:  # in this very answer, beside what failed for the first time
             self._circuits.went(topic)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pillarbox.core.chunk import are_plain, size_of
 from pillarbox.core.convoy import Arrived, ConvoyWindow
 from pillarbox.core.entry import Entry
-from pillarbox.core.retry import Dead, Published, RetryAt, Verdict, words_of
+from pillarbox.core.retry import Dead, Published, RetryAt, Verdict, told, words_of
 from pillarbox.core.window import Settlement, Window
 from pillarbox.errors import BrokerUnavailable, StoreUnavailable
 from pillarbox.ports import Away, Clock, Outcome, Publisher, Source
@@ -212,10 +212,10 @@ class Pump:
                 self.published += 1
             elif isinstance(verdict, RetryAt):
                 self.failed += 1
-                self._hooks.reach(Moment.EVENT_RETRYING, entry=entry, error=verdict.error, at=verdict.at)
+                self._hooks.reach(Moment.EVENT_RETRYING, entry=entry, error=told(verdict), at=verdict.at)
             elif isinstance(verdict, Dead):
                 self.failed += 1
-                self._hooks.reach(Moment.EVENT_DEAD, entry=entry, error=verdict.error)
+                self._hooks.reach(Moment.EVENT_DEAD, entry=entry, error=told(verdict))
 
 
 def _window_for(publisher: Publisher, rules: Rules) -> Window[Entry]:

@@ -71,7 +71,8 @@ def _unknown(given: Given, known: Iterable[str]) -> ConfigError:
     nearest = get_close_matches(given.key, known, 1, 0.0)
     unknown = without_secrets(given.key)
     return ConfigError(
-        f"{given.origin}: unknown setting {unknown!r}: the nearest known one is {without_secrets(nearest[0])!r}"
+        # No colon behind the name: what stands behind "secret:" is taken for one, and hidden.
+        f"unknown setting {unknown!r} ({given.origin}); the nearest known one is {without_secrets(nearest[0])!r}"
     )
 
 

@@ -1,7 +1,8 @@
 """Logging: the noteworthy moments as log lines on the logger `pillarbox`, for people or as JSON, one object a line.
 
 A line says who writes it and, if it is about an event, which one and at which attempt. It never has what an event
-carries, and no control character: nobody can write a line of ours into an event.
+carries, and no control character: nobody can write a line of ours into an event. So of an error that may have words of
+others, whoever tells a moment gives the brief alone (`pillarbox.core.retry.told`).
 """
 
 import json
@@ -58,10 +59,13 @@ def _event(facts: Facts) -> str:
 
 
 def _error(facts: Facts) -> str:
-    """Give the words of an error, without what the event carries: an endpoint may answer with what it was sent."""
+    """Give the words of an error, without the whole of what the event carries: a publisher of somebody's own may repeat
+    it where it should have given a brief."""
     entry, error = facts.get("entry"), str(facts.get("error"))
-    if isinstance(entry, Entry) and isinstance(entry.data, str) and len(entry.data) >= SHORTEST:
-        return error.replace(entry.data, PAYLOAD).replace(json.dumps(entry.data)[1:-1], PAYLOAD)
+    data = entry.data if isinstance(entry, Entry) else ""
+    text = data if isinstance(data, str) else data.decode(errors="replace")
+    if len(text) >= SHORTEST:
+        return error.replace(text, PAYLOAD).replace(json.dumps(text)[1:-1], PAYLOAD)
     return error
 
 
@@ -76,6 +80,11 @@ def attempt_of(facts: Facts) -> int | None:
     if isinstance(entry, Entry):
         return entry.attempts + 1
     return attempt if isinstance(attempt, int) else None
+
+
+def _its(facts: Facts) -> str:
+    """Name an event where its topic is named already."""
+    return f"{facts.get('type', 'event')} {facts.get('event_id', '')}".rstrip() + _tried(facts)
 
 
 def _aggregate(facts: Facts) -> str:
@@ -144,23 +153,23 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.NUMBER_MISSING: (
         logging.ERROR,
         lambda f: (
-            f"{_aggregate(f)} stands still: number {f.get('number')} came, and one before it has not."
-            " Have it sent again (pillarbox replay), or retry the dead letter to go on without it"
+            f"{_aggregate(f)} stands still at {_its(f)}: its number is {f.get('number')}, and one before it has not"
+            " come. Have it sent again (pillarbox replay), or retry the dead letter to go on without it"
         ),
     ),
     Moment.NUMBER_CONFLICT: (
         logging.ERROR,
-        lambda f: f"{_aggregate(f)} stands still: {f.get('error')} (pillarbox dead list --inbox)",
+        lambda f: f"{_aggregate(f)} stands still at {_its(f)}: {f.get('error')} (pillarbox dead list --inbox)",
     ),
     Moment.HANDLER_SLOW: (
         logging.WARNING,
-        lambda f: f"the handler has been at {_event(f)} for {f.get('seconds')} s",
+        lambda f: f"the handler has been at {_event(f)}{_tried(f)} for {f.get('seconds')} s",
     ),
     Moment.HANDLER_RETURNED: (
         logging.WARNING,
         lambda f: (
-            f"{f.get('handler')} returned a value of type {f.get('value')}, which nobody uses; raise Reject or"
-            " RetryLater to refuse"
+            f"{f.get('handler')} returned a value of type {f.get('value')} for {_event(f)}{_tried(f)}, which nobody"
+            " uses; raise Reject or RetryLater to refuse"
         ),
     ),
     Moment.TYPE_PASSED_OVER: (
@@ -170,8 +179,8 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     Moment.HANDLER_COMMITTED: (
         logging.WARNING,
         lambda f: (
-            f"{f.get('handler')} committed by itself: if it fails after that, what it did up to there stands and it is"
-            " not tried again; remove the commit: the inbox commits"
+            f"{f.get('handler')} committed by itself at {_event(f)}{_tried(f)}: if it fails after that, what it did up"
+            " to there stands and it is not tried again; remove the commit: the inbox commits"
         ),
     ),
 }

@@ -18,8 +18,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from pillarbox.core.event import Event
 from pillarbox.core.message import Message
-from pillarbox.core.retry import sayable, words_of
-from pillarbox.errors import RetryLater
+from pillarbox.core.retry import brief_of, sayable
+from pillarbox.errors import HandlerSignal, PublishError, RetryLater
 from pillarbox.ports import Outcome, Publisher
 
 HEADERS = ("traceparent", "tracestate")
@@ -87,7 +87,13 @@ def _of_one(event: Event[Any]) -> dict[str, Any]:
 
 def _failed(span: trace.Span, error: BaseException) -> None:
     span.set_attribute("error.type", type(error).__qualname__)
-    span.set_status(trace.Status(trace.StatusCode.ERROR, words_of(error)))
+    span.set_status(trace.Status(trace.StatusCode.ERROR, _told(error)))
+
+
+def _told(error: BaseException) -> str:
+    """Give what a span may say of an error, as a log line does: what was written to be told, and of any other exception
+    its class, for its words may have what the event carries."""
+    return brief_of(error) if isinstance(error, HandlerSignal | PublishError) else type(error).__qualname__
 
 
 class _TracedPublisher:
@@ -163,11 +169,11 @@ class _Current:
     ) -> None:
         contexts.detach(self._token)
         if isinstance(error, RetryLater):  # what it asked for, and no failure
-            self._span.add_event("retry later", {"reason": words_of(error), "seconds": error.delay.total_seconds()})
+            self._span.add_event("retry later", {"reason": _told(error), "seconds": error.delay.total_seconds()})
         elif error is not None:
-            # Not with record_exception, which asks an error for words that it may not have.
-            said = {"exception.type": type(error).__qualname__, "exception.message": words_of(error)}
-            text = sayable("".join(traceback.format_exception(error)))
+            # Not with record_exception, which writes down all of its words, and those of what it came from.
+            said = {"exception.type": type(error).__qualname__, "exception.message": _told(error)}
+            text = sayable("".join([*traceback.format_tb(error.__traceback__), _told(error)]))
             self._span.add_event("exception", {**said, "exception.stacktrace": text})
             _failed(self._span, error)
         self._span.end()

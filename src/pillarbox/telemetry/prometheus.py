@@ -238,11 +238,12 @@ class _Seen(Collector):
         stats, now = self.stats, self.now
         if stats is None or now is None:
             return
-        oldest = stats.oldest_pending_at
+        oldest = stats.oldest_waiting_at
         age = 0.0 if oldest is None else max((now - oldest).total_seconds(), 0.0)
         pending = stats.pending if stats.pending_about is None else stats.pending_about
         yield GaugeMetricFamily("pillarbox_oldest_pending_age_seconds", "How long the oldest has waited.", age)
-        yield GaugeMetricFamily("pillarbox_pending_events", "Events to be published; beyond 10,000 about.", pending)
+        help = "Events to be published now, with the delayed ones whose time has come; beyond 10,000 about."
+        yield GaugeMetricFamily("pillarbox_pending_events", help, pending + stats.overdue)
         yield GaugeMetricFamily("pillarbox_dead_events", "Dead events, up to 10,000.", stats.dead)
         sizes = GaugeMetricFamily("pillarbox_table_bytes", "What a table takes with its indexes.", labels=["table"])
         for table, size in stats.table_bytes.items():

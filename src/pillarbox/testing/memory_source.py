@@ -218,6 +218,7 @@ class MemorySource:
             blocks = self._topics[entry.topic].when_dead == "block"
             self._settle_one(Settlement(entry, Dead(CRASHED, blocks)))
             self._refresh_blocked()
+            self._hooks.reach(Moment.EVENT_DEAD, entry=entry, error=CRASHED)
             return []
         careful.suspect(entry, self._lane_of(entry))
         return entries

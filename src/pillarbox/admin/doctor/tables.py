@@ -57,7 +57,7 @@ def _unrelayed(facts: Facts) -> Iterator[Trouble]:
             " broker, and the server keeps its WAL for it until the disk is full; look after the connector"
         )
         yield Trouble("problem", line, (command("status", facts.settings),))
-    waiting, oldest_at = stats.pending + sum(stats.overdue_by_topic.values()), stats.oldest_waiting_at
+    waiting, oldest_at = stats.pending + stats.overdue, stats.oldest_waiting_at
     if stats.slot is not None or not waiting or living(stats.relays, facts.now):
         return
     seen = max((relay.seen_at for relay in stats.relays), default=None)

@@ -175,4 +175,4 @@ def _text(name: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise ConfigError(f"kafka.{name}: expected a text, a number, true or false, as librdkafka knows it")
+    raise ConfigError(f"the option kafka.{name} takes a text, a number, true or false, as librdkafka knows it")

@@ -47,10 +47,14 @@ def judge(data: bytes, stream: str) -> PublishError | None:
             return None
         error = answer.get("error")
     except (ValueError, AttributeError, TypeError):
-        return PublishError(f"something that is no stream answered in its place: {data[:80]!r}")
+        return _answered("something that is no stream answered in its place", data[:80])
     if error is None:
-        return PublishError(f"the stream {answer.get('stream')!r} answered in place of {stream!r}: {data[:200]!r}")
+        return _answered(f"another stream answered in place of {stream!r}", data[:200])
     return _refusal(stream, error.get("code", 0), error.get("err_code", 0), str(error.get("description")))
+
+
+def _answered(what: str, data: bytes) -> PublishError:
+    return PublishError(f"{what}: {data!r}", brief=what)  # whoever it was may have answered with what was sent
 
 
 def _refusal(stream: str, status: int, code: int, words: str) -> PublishError:

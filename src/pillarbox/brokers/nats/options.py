@@ -127,7 +127,7 @@ def _value(name: str, value: object) -> object:
     if name not in _KNOWN:
         near = get_close_matches(name, _KNOWN, 1)
         cure = f"did you mean {near[0]}?" if near else f"known are {', '.join(_KNOWN)}"
-        raise ConfigError(f"nats.{name}: is no option of NATS; {cure}")
+        raise ConfigError(f"there is no option nats.{name}; {cure}")
     default = getattr(_DEFAULTS, name)
     if isinstance(default, bool):
         return _switch(name, value)

@@ -123,7 +123,8 @@ def _check_names(given: Mapping[str, Any]) -> None:
         if name not in _KNOWN:
             near = get_close_matches(name, _KNOWN, 1)
             raise ConfigError(
-                f"rabbitmq.{name}: is unknown" + (f"; did you mean {near[0]}?" if near else f"; known: {list(_KNOWN)}")
+                f"there is no option rabbitmq.{name}"
+                + (f"; did you mean {near[0]}?" if near else f"; known: {list(_KNOWN)}")
             )
 
 

@@ -77,7 +77,7 @@ def _check_known(given: Mapping[str, Any], secure: bool) -> None:
     for name in given:
         if name not in known:
             nearest = get_close_matches(name, known, 1, 0.0)[0]
-            raise ConfigError(f"{name}: this broker has no such option; the nearest known one is {nearest}")
+            raise ConfigError(f"there is no option {name}; the nearest known one is {nearest}")
         if name.startswith("redis.ssl_") and not secure:
             raise ConfigError(f"{name}: TLS is used with a rediss:// URL only; write rediss:// or leave it out")
 

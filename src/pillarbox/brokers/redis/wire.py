@@ -153,7 +153,7 @@ def is_error(answer: object) -> bool:
 def words(error: BaseException) -> str:
     """Give the server's own words, with their code."""
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "")
-    text = words_of(error)
+    text = words_of(error).partition(", with args beginning with")[0]  # there it quotes what was sent
     return f"{code} {text}" if code and not text.startswith(code) else text
 
 

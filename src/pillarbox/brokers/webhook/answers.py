@@ -28,16 +28,16 @@ def judge(status: int, words: str, pause: float = 0.0) -> PublishError | None:
     """Say what an answer means; `words` is what stood in its body, fit to be shown."""
     if 200 <= status < 300:
         return None
-    said = f"the endpoint answered {_named(status)}" + (f": {words}" if words else "")
+    answered, means = f"the endpoint answered {_named(status)}", ""
+    kind: type[PublishError] = PublishRejected if 300 <= status < 500 and status not in _AGAIN else PublishError
     if pause:
-        return BrokerUnavailable(f"{said} (it asks for a pause of {pause:g} s, and gets it)")
-    if 300 <= status < 400:
-        return PublishRejected(f"{said} (redirects are never followed: give the endpoint's own URL)")
-    if status == HTTPStatus.GONE:
-        return PublishRejected(f"{said} (it is gone for good and wants no more events: stop sending to it)")
-    if 400 <= status < 500 and status not in _AGAIN:
-        return PublishRejected(said)
-    return PublishError(said)
+        kind, means = BrokerUnavailable, f" (it asks for a pause of {pause:g} s, and gets it)"
+    elif 300 <= status < 400:
+        means = " (redirects are never followed: give the endpoint's own URL)"
+    elif status == HTTPStatus.GONE:
+        means = " (it is gone for good and wants no more events: stop sending to it)"
+    # Its words may be the event's.
+    return kind(f"{answered}: {words}{means}" if words else f"{answered}{means}", brief=f"{answered}{means}")
 
 
 def _named(status: int) -> str:

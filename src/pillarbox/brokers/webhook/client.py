@@ -161,12 +161,14 @@ class Client:
         return ""
 
     def _broken(self, error: "httpx.TransportError") -> PublishError:
-        words = self._options.quiet(words_of(error))
+        words = self._options.quiet(words_of(error))[:LONGEST_WORDS]
+        kind: type[PublishError] = Broken
+        said = f"the connection to {self._options.origin} broke before it answered"
         if isinstance(error, httpx.LocalProtocolError):
-            return PublishRejected(f"it cannot be written as HTTP: {words}")
-        if isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in words:
-            return PublishError(f"{self._options.origin} answered what is not HTTP: {words[:LONGEST_WORDS]}")
-        return Broken(f"the connection to {self._options.origin} broke before it answered: {words}")
+            kind, said = PublishRejected, "it cannot be written as HTTP"
+        elif isinstance(error, httpx.RemoteProtocolError) and "disconnected" not in words:
+            kind, said = PublishError, f"{self._options.origin} answered what is not HTTP"
+        return kind(f"{said}: {words}", brief=f"{said} ({type(error).__name__})")  # it may quote what was sent
 
     def _url(self, address: str) -> "httpx.URL":
         options = self._options

@@ -209,7 +209,7 @@ def _check_known(table: Mapping[str, Any]) -> None:
     for name in table:
         if name not in _KNOWN:
             nearest = get_close_matches(name, _KNOWN, 1, 0.0)[0]
-            raise ConfigError(f"webhooks.{name}: there is no such option; the nearest known one is webhooks.{nearest}")
+            raise ConfigError(f"there is no option webhooks.{name}; the nearest known one is webhooks.{nearest}")
 
 
 def _text(name: str, value: object) -> str | None:

@@ -15,7 +15,7 @@ from pillarbox.brokers.webhook.options import WebhookOptions
 from pillarbox.brokers.webhook.signature import sign
 from pillarbox.brokers.webhook.wire import id_of, pack
 from pillarbox.core.message import Message
-from pillarbox.core.retry import words_of
+from pillarbox.core.retry import brief_of, words_of
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishTimeout
 from pillarbox.ports import Outcome
 
@@ -168,9 +168,8 @@ class WebhookPublisher:
                 self._fail_waiting(error)
             raise
         except Exception as error:  # noqa: BLE001 - whatever a library raises is an answer
-            return _Result(
-                PublishError(f"{self._options.origin}: {type(error).__name__}: {self._options.quiet(words_of(error))}")
-            )
+            raised = f"{self._options.origin}: {type(error).__name__}"
+            return _Result(PublishError(f"{raised}: {self._options.quiet(words_of(error))}", brief=raised))
 
     async def _make(self, call: _Call) -> _Result:
         """Make one call and say what it means."""
@@ -189,18 +188,19 @@ class WebhookPublisher:
         except Unreachable as error:
             return _Result(BrokerUnavailable(str(error)), absent=True)
         except Broken as error:
-            return self._broken(call, id, str(error))
+            return self._broken(call, id, error)
         except PublishError as error:
             return _Result(error)
         if answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # above, a proxy may speak for an endpoint that is away
             self._breaks.answered((message.topic, id), asyncio.get_running_loop().time())
         return self._judged(answer)
 
-    def _broken(self, call: _Call, id: str, words: str) -> _Result:
+    def _broken(self, call: _Call, id: str, error: Broken) -> _Result:
         """Say what a connection that broke means; nobody else need wait, for this event may be at fault."""
         if self._breaks.broke((call.message.topic, id), asyncio.get_running_loop().time()):
-            return _Result(PublishError(f"{words} (again on this event, while it answered others)"))
-        return _Result(BrokerUnavailable(words))
+            again = " (again on this event, while it answered others)"
+            return _Result(PublishError(f"{error}{again}", brief=f"{brief_of(error)}{again}"))
+        return _Result(BrokerUnavailable(str(error), brief=error.brief))
 
     def _judged(self, answer: Answer) -> _Result:
         seconds = pause(answer.status, answer.headers, datetime.now(UTC))

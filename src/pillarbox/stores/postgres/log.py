@@ -34,7 +34,7 @@ class Log:
         self._positions = Positions(place, topics)
         self._memory = memory = Memory(place, connection, lanes, topics, clock, window)
         self._settling = Settling(memory, hooks, progress=progress, window=window)
-        self._reading = Reading(memory, self._settling)
+        self._reading = Reading(memory, self._settling, hooks)
         self.forget, self.ring = memory.forget, memory.news.set
         self.entries, self.settle, self.save = self._reading.entries, self._settling.settle, self._settling.save
 

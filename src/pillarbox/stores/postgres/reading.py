@@ -23,6 +23,7 @@ from pillarbox.stores.postgres.parking import CHUNK, Row
 from pillarbox.stores.postgres.rows import COLUMNS, WITHOUT_CONTENTS, chunk_of
 from pillarbox.stores.postgres.settling import Settling
 from pillarbox.stores.postgres.ways import Anchor, Way, array_of, mask_of, position_json
+from pillarbox.telemetry.hooks import Hooks, Moment
 
 PAYLOAD = 6
 """The column that holds the header, in the first row of an answer."""
@@ -33,8 +34,8 @@ STALE = 2.0
 class Reading:
     """Gives out what is next in our lanes."""
 
-    def __init__(self, memory: Memory, settling: Settling) -> None:
-        self._memory, self._settling = memory, settling
+    def __init__(self, memory: Memory, settling: Settling, hooks: Hooks) -> None:
+        self._memory, self._settling, self._hooks = memory, settling, hooks
         self._p, self._connection, self._lanes, self._topics = (
             memory.place,
             memory.connection,
@@ -217,6 +218,7 @@ class Reading:
             blocks = self._topics[entry.topic].when_dead == "block"
             self._memory.put_first(entry.position)
             await self._settling.record([Settlement(entry, Dead(CRASHED, blocks))])
+            self._hooks.reach(Moment.EVENT_DEAD, entry=entry, error=CRASHED)  # nobody gets it, so nobody else tells
             return False
         await self._careful.suspect(self._connection, entry, lane)
         self._memory.same(generation)
