@@ -29,7 +29,7 @@ def test_what_is_to_notice_a_mutant_is_there(mutant: Mutant) -> None:
         function, _, cases = name.partition("[")
         text = (ROOT / file).read_text()
         assert function in text
-        for rule in re.findall(r"\w{12,}", cases):  # of a contract, or a story of that very file
+        for rule in re.findall(r"\b[a-z]\w{11,}", cases):  # of a contract, or a story of that very file
             assert f"def {rule}(" in text + CONTRACTS
 
 
