@@ -51,7 +51,10 @@ async def test_a_missing_number_counts_as_a_dead_letter(bench: WatchedBench, cap
     await bench.receive(1, 3, 4)
     assert (bench.dead(), bench.dead_rows()) == (1, 1)
     [line] = errors(caplog)
-    assert line.startswith("order 7 in order-events stands still: number 3 came, and one before it has not.")
+    assert line.startswith(
+        f"order 7 in order-events stands still at OrderPlaced {id_of(3)} (attempt 1): its number is 3, and one before it"
+        " has not come."
+    )
 
 
 async def test_a_number_that_was_taken_counts_as_a_dead_letter(
@@ -60,7 +63,10 @@ async def test_a_number_that_was_taken_counts_as_a_dead_letter(
     await bench.receive(1, 2, numbered(2, id=id_of(102)))
     assert (bench.dead(), bench.dead_rows()) == (1, 1)
     [line] = errors(caplog)
-    assert line.startswith("order 7 in order-events stands still: number 2 of order 7 was taken by another event")
+    assert line.startswith(
+        f"order 7 in order-events stands still at OrderPlaced {id_of(102)} (attempt 1): number 2 of order 7 was taken by"
+        " another event"
+    )
 
 
 async def test_without_order_a_number_that_was_given_up_counts_as_a_dead_letter(
@@ -72,7 +78,10 @@ async def test_without_order_a_number_that_was_given_up_counts_as_a_dead_letter(
     await bench.reordered()
     assert (bench.dead(), bench.dead_rows()) == (1, 1)
     [line] = errors(caplog)
-    assert line.startswith("order 7 in order-events stands still: number 3 came, and one before it has not.")
+    assert line.startswith(
+        f"order 7 in order-events stands still at OrderPlaced {id_of(3)} (attempt 1): its number is 3, and one before it"
+        " has not come."
+    )
 
 
 async def test_one_that_is_rejected_after_somebody_went_on_from_its_number_is_told_of_as_dead_and_no_conflict(

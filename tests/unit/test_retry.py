@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, told, words_of
+from pillarbox.core.retry import PUBLISHED, Dead, Published, RetryAt, RetryPolicy, Untouched, place_of, told, words_of
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected, PublishTimeout
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -45,6 +45,15 @@ def test_a_verdict_has_all_of_an_errors_words_and_tells_its_brief(kind: type[Pub
         verdict = POLICY.judge(error, attempts, NOW, 0.5)
         assert not isinstance(verdict, Published)
         assert (verdict.error, told(verdict)) == ("400: card 4111", brief)
+
+
+def test_the_place_of_an_exception_is_where_it_was_raised_and_none_of_its_words() -> None:
+    error = ValueError("card 4111")
+    assert place_of(error) == ""
+    with pytest.raises(ValueError, match="card") as raised:
+        raise error
+    assert place_of(raised.value).startswith(" at test_retry.py, line ")
+    assert "4111" not in place_of(raised.value)
 
 
 def test_a_dead_event_blocks_its_line_unless_told_otherwise() -> None:
