@@ -52,8 +52,8 @@ async def test_a_missing_number_counts_as_a_dead_letter(bench: WatchedBench, cap
     assert (bench.dead(), bench.dead_rows()) == (1, 1)
     [line] = errors(caplog)
     assert line.startswith(
-        f"order 7 in order-events stands still at OrderPlaced {id_of(3)} (attempt 1): its number is 3, and one before it"
-        " has not come."
+        f"order 7 in order-events stands still at OrderPlaced {id_of(3)} (attempt 1): its number is 3, and one"
+        " before it has not come."
     )
 
 
@@ -64,8 +64,8 @@ async def test_a_number_that_was_taken_counts_as_a_dead_letter(
     assert (bench.dead(), bench.dead_rows()) == (1, 1)
     [line] = errors(caplog)
     assert line.startswith(
-        f"order 7 in order-events stands still at OrderPlaced {id_of(102)} (attempt 1): number 2 of order 7 was taken by"
-        " another event"
+        f"order 7 in order-events stands still at OrderPlaced {id_of(102)} (attempt 1): number 2 of order 7 was taken"
+        " by another event"
     )
 
 
@@ -79,8 +79,8 @@ async def test_without_order_a_number_that_was_given_up_counts_as_a_dead_letter(
     assert (bench.dead(), bench.dead_rows()) == (1, 1)
     [line] = errors(caplog)
     assert line.startswith(
-        f"order 7 in order-events stands still at OrderPlaced {id_of(3)} (attempt 1): its number is 3, and one before it"
-        " has not come."
+        f"order 7 in order-events stands still at OrderPlaced {id_of(3)} (attempt 1): its number is 3, and one"
+        " before it has not come."
     )
 
 
