@@ -170,6 +170,21 @@ def test_a_module_that_cannot_be_imported_is_one_line(billing: "Shop") -> None:
     assert billing.type(CONSUME, code=2).stderr == f"pillarbox: {line}\n"
 
 
+def test_a_module_whose_handler_lacks_its_parentheses_is_told_how_to_write_it(billing: "Shop") -> None:
+    (billing.directory / "billing.py").write_text(BILLING.replace('@inbox.handler("OrderPlaced")', "@inbox.handler"))
+    assert (
+        "bill is no type of event: write @inbox.handler('OrderPlaced') above it" in billing.type(CONSUME, code=2).stderr
+    )
+
+
+def test_a_module_that_cannot_be_imported_tells_no_secret(billing: "Shop") -> None:
+    refused = "raise RuntimeError('postgresql://shop:hunter2@localhost refused shop:hunter2@localhost')"
+    (billing.directory / "billing.py").write_text(refused)
+    line = billing.type(CONSUME, code=2).stderr
+    assert "RuntimeError: postgresql://shop:***@" in line
+    assert "hunter2" not in line
+
+
 def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", until: Until) -> None:
     id = billing.placed(13)
     relay(billing)

@@ -11,7 +11,7 @@ import typer
 from pillarbox.admin.wording import counted
 from pillarbox.cli.options import Json, check_topic, refuse_memory, with_settings
 from pillarbox.cli.output import print_json, say
-from pillarbox.core.secrets import without_secrets
+from pillarbox.core.secrets import quiet_error, without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.telemetry.logging import By, log_to, logger
@@ -99,6 +99,6 @@ def find_inbox(place: str) -> object:
 
 
 def _broken(place: str, error: Exception) -> ConfigError:
-    what = f"{type(error).__name__}: {without_secrets(str(error))}"
+    what = f"{type(error).__name__}: {quiet_error(str(error))}"
     cure = f"; {_OF_DJANGO}" if type(error).__name__ in ("AppRegistryNotReady", "ImproperlyConfigured") else ""
     return ConfigError(f"{place}: its module cannot be imported: {what}{cure}; --debug shows where")
