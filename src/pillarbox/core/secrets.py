@@ -88,8 +88,8 @@ def quiet(text: str) -> str:
 
 
 def quiet_error(text: str) -> str:
-    """Hide what may be a secret in the words of an error that is not ours: more than in a sentence, because nobody knows
-    how it was put together; an @ that belongs to no login stays.
+    """Hide what may be a secret in the words of an error that is not ours: more than in a sentence, because nobody
+    knows how it was put together; an @ that belongs to no login stays.
 
     >>> quiet_error("cannot open shop:hunter2@localhost: write @inbox.handler('OrderPlaced')")
     "cannot open shop:***@localhost: write @inbox.handler('OrderPlaced')"
