@@ -116,9 +116,8 @@ def test_once_says_what_it_left(billing: "Shop") -> None:
     relay(billing)
     summary, warning = billing.type(f"{CONSUME} --once").stderr.splitlines()[-2:]
     assert summary == "handled 1 event"
-    assert warning.endswith(
-        "WARNING left: 1 blocked, 1 dead; `pillarbox events list --inbox` on the consumer's database says why"
-    )
+    assert "WARNING left: 1 blocked, 1 dead; `pillarbox events list --inbox --database sqlite:///" in warning
+    assert len(billing.type(_named(warning)).stdout.splitlines()) == 1 + 2
     assert billing.json(f"{CONSUME} --once --json")["left"] == {"blocked": 1, "dead": 1}
 
 
@@ -129,6 +128,36 @@ def test_once_says_what_it_passed_over(billing: "Shop") -> None:
     said = billing.type(f"{CONSUME} --topic events --once --set inbox.unhandled=ignore").stderr
     assert said == "handled 1 event; passed over 3 events without a handler: 2 OrderShiped, 1 OrderBilled\n"
     assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}, "left": {}}
+
+
+def _named(line: str) -> str:
+    """Give the command that a line names, as somebody copies it."""
+    return line.partition("`")[2].partition("`")[0]
+
+
+def test_a_line_of_the_log_names_the_handlers_own_line_and_a_command_that_shows_its_words(billing: "Shop") -> None:
+    helper = "import json\n\ndef read(event):\n    json.loads('{' + 'hunter2 4111')\n"
+    (billing.directory / "helper.py").write_text(helper)
+    handler = BILLING.replace("    if event", "    import helper; helper.read(event)\n    if event")
+    (billing.directory / "billing.py").write_text(handler)
+    id = billing.placed(7)
+    relay(billing)
+    line = next(one for one in billing.type(f"{CONSUME} --once").stderr.splitlines() if id in one)
+    at = 1 + handler.splitlines().index("    import helper; helper.read(event)")
+    assert f"bill raised JSONDecodeError at billing.py, line {at}; its words are kept with the event (`" in line
+    assert _named(line).startswith(f"pillarbox events show {id} --inbox --database sqlite:///")
+    assert "JSONDecodeError: Expecting property name" in billing.type(_named(line)).stdout
+
+
+def test_a_command_in_the_log_finds_tables_with_another_prefix(billing: "Shop") -> None:
+    tables = "--database sqlite:///billing.db --set outbox.prefix=its_"
+    billing.type(f"pillarbox migrate up {tables}")
+    with_prefix = BILLING.replace('connect("billing.db"))', 'connect("billing.db"), prefix="its_")')
+    (billing.directory / "billing.py").write_text(with_prefix)
+    id = billing.placed(13)
+    relay(billing)
+    left = billing.type(f"{CONSUME} --once").stderr.splitlines()[-1]
+    assert id in billing.type(_named(left)).stdout
 
 
 def _register_a_handler(billing: "Shop") -> None:
@@ -144,8 +173,10 @@ def test_a_type_without_a_handler_is_a_dead_letter_that_can_be_retried(billing: 
     (record,) = billing.json("pillarbox dead list --json --inbox --database sqlite:///billing.db")
     assert record["event_id"] == id
     assert record["last_error"].startswith("no handler for type 'OrderShiped' in the inbox 'billing': register one")
+    command = _named(record["last_error"])
+    assert command.startswith(f"pillarbox dead retry {id} --inbox --database sqlite:///")
     _register_a_handler(billing)
-    billing.type(f"pillarbox dead retry {id} --inbox --yes --database sqlite:///billing.db")
+    billing.type(f"{command} --yes")
     billing.type(f"{CONSUME} --once")
     assert invoices(billing) == [7]
 

@@ -331,7 +331,7 @@ async def test_a_parked_event_that_kills_when_it_is_tried_again_ends_as_a_dead_l
         f"{died}; before that it failed: Deadly.__init__.<locals>.bill raised OperationalError: no such"
     )
     [told] = bench.told(Moment.EVENT_DEAD)
-    assert told["error"] == f"{died}; what it failed with before that is in the dead letter"
+    assert told["error"] == f"{died}; what it failed with before that is kept with the event"
 
 
 async def test_after_a_death_a_parked_event_is_left_alone_for_a_while(bench: Deadly) -> None:

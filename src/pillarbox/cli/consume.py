@@ -58,7 +58,7 @@ def consume(
         else:
             say(f"handled {counted(handled, 'event')}{_passed_over(consumer)}")
         if left := ", ".join(f"{count} {status}" for status, count in consumer.left.items()):
-            logger.warning("left: %s; `pillarbox events list --inbox` on the consumer's database says why", left)
+            logger.warning("left: %s; `pillarbox events list %s` says why", left, consumer.flags)
         return
     log_to(as_json=json, by=By("consumer", consumer.name))
     logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)

@@ -479,7 +479,8 @@ def _crashed_again(tries: int, last_error: str | None) -> HandlerFailed:
         return HandlerFailed(_crashed(tries))
     died = f"{CRASHED} at attempt {tries}, while this was handled"
     return HandlerFailed(
-        f"{died}; before that it failed: {last_error}", f"{died}; what it failed with before that is in the dead letter"
+        f"{died}; before that it failed: {last_error}",
+        f"{died}; what it failed with before that is kept with the event",
     )
 
 
