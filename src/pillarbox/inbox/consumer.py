@@ -52,6 +52,8 @@ FORGET_FIRST, FORGET_EVERY, FORGET_NEXT = 5.0, 60.0, 0.1
 FORGET = 1000
 """So many seconds after the start, and then so often, ids go that are older than `retention.inbox`: a batch of so many,
 and the next one soon, if there is more."""
+DRAIN_QUIETLY = 1.0
+"""Seconds of a stop after which is told what it waits for."""
 JOINING = 10.0
 """Seconds that a broker may take to let us into a group, where it says that it has (`joined`). Kafka's take three."""
 
@@ -97,6 +99,7 @@ class Consumer(Daemon):
         self._passed_over: Counter[str] = Counter()
         self._left: Mapping[str, int] = {}
         self._flags = "--inbox"
+        self._intake: Intake | None = None
         self._receptions: Counter[Reception] = Counter()
 
     @property
@@ -115,6 +118,11 @@ class Consumer(Daemon):
         return self._left
 
     @property
+    def is_slow(self) -> bool:
+        """A handler has been at its event for so long that it may hang."""
+        return self._intake is not None and self._intake.is_slow
+
+    @property
     def flags(self) -> str:
         """With which flags a command finds what `left` counts."""
         return self._flags
@@ -130,7 +138,7 @@ class Consumer(Daemon):
     async def _consume(self, *, once: bool, patience: float) -> int:
         hint = self._open_hint and self._open_hint()
         parts = self._open_subscriber(), self._rules, self._clock, self._hooks, hint, self._open_wrap(), self.pulse
-        intake = Intake(self._inbox, *parts)
+        self._intake = intake = Intake(self._inbox, *parts)
         self._passed_over, self._receptions = intake.passed_over, intake.receptions
         try:
             intake.begin()
@@ -152,6 +160,7 @@ class Consumer(Daemon):
             self._left = await intake.left() if once else {}
             self._flags = await intake.flags() if self._left else self._flags
         finally:
+            self._intake = None
             await intake.close()
         return intake.handled
 
@@ -260,13 +269,31 @@ class Intake:
     async def drain(self) -> None:
         """Let the handlers that run finish, and acknowledge what can be acknowledged."""
         self._handling.drain()
+        tells_at: float | None = DRAIN_QUIETLY
         while self._window.flying:
-            await self._handling.answered.wait()
+            try:
+                async with asyncio.timeout(tells_at):
+                    await self._handling.answered.wait()
+            except TimeoutError:
+                tells_at = None
+                self._tell_what_is_waited_for()
+                continue
             self._collect()
         await self._record()
         if self._out:
             with suppress(StoreUnavailable):  # then others wait for them a little longer
                 await self._handling.books(lot.let_go(self._inbox.texts, self._out, self._clock.now()))
+
+    def _tell_what_is_waited_for(self) -> None:
+        """Whoever stops a consumer should know why it goes on, and what is in their hand."""
+        if running := self._handling.longest:
+            seconds = round(asyncio.get_running_loop().time() - running.since)
+            self._hooks.reach(Moment.HANDLER_AWAITED, **running.received.facts, seconds=seconds)
+
+    @property
+    def is_slow(self) -> bool:
+        """A handler takes as long as one does that hangs."""
+        return self._handling.is_slow
 
     async def left(self) -> Mapping[str, int]:
         """Count what stands aside, by status."""

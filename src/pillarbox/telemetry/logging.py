@@ -170,6 +170,13 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
         logging.WARNING,
         lambda f: f"the handler has been at {_event(f)}{_tried(f)} for {f.get('seconds')} s",
     ),
+    Moment.HANDLER_AWAITED: (
+        logging.WARNING,
+        lambda f: (
+            f"stops when the handler is done with {_event(f)}{_tried(f)}, after {f.get('seconds')} s so far;"
+            " a second signal stops at once: that try counts as one in which the process died, and it is tried again"
+        ),
+    ),
     Moment.HANDLER_RETURNED: (
         logging.WARNING,
         lambda f: (
