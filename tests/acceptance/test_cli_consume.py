@@ -208,6 +208,25 @@ def test_a_module_whose_handler_lacks_its_parentheses_is_told_how_to_write_it(bi
     )
 
 
+def test_a_handler_that_is_refused_is_told_in_its_own_words(billing: "Shop") -> None:
+    (billing.directory / "billing.py").write_text(BILLING.replace("def bill(", "async def bill("))
+    line = "billing:inbox: handler of 'OrderPlaced': it is async and this Inbox is not: take AsyncInbox, or make it a"
+    assert billing.type(CONSUME, code=2).stderr == f"pillarbox: {line} plain function; --debug shows where\n"
+
+
+def test_a_module_that_needs_an_extra_is_told_the_line_that_installs_it(billing: "Shop") -> None:
+    hidden = "import sys\nsys.modules['sqlalchemy'] = None\nimport pillarbox.sqlalchemy\n"
+    (billing.directory / "billing.py").write_text(hidden)
+    line = "pillarbox.sqlalchemy needs the extra 'sqlalchemy': pip install 'pillarbox[sqlalchemy]'"
+    assert billing.type(CONSUME, code=1).stderr == f"pillarbox: {line}\n"
+
+
+def test_a_database_that_cannot_be_opened_is_not_said_to_be_in_memory(billing: "Shop") -> None:
+    (billing.directory / "billing.py").write_text(BILLING.replace('"billing.db"', '"nowhere/billing.db"'))
+    line = billing.type(f"{CONSUME} --once", code=1).stderr.splitlines()[-1]
+    assert line == "pillarbox: the inbox's opener cannot open its database: unable to open database file"
+
+
 def test_a_module_that_cannot_be_imported_tells_no_secret(billing: "Shop") -> None:
     refused = "raise RuntimeError('postgresql://shop:hunter2@localhost refused shop:hunter2@localhost')"
     (billing.directory / "billing.py").write_text(refused)
@@ -301,7 +320,12 @@ def test_a_body_that_was_received_is_shown_as_json_or_text_if_it_can_be(
     [
         ("bilking:inbox", "bilking:inbox: there is no module 'bilking' here or on the path"),
         ("billing.deeper:inbox", "billing.deeper:inbox: there is no module 'billing.deeper' here or on the path"),
-        ("billing:outbox", "billing:outbox: module 'billing' has no 'outbox'"),
+        (
+            "billing.py:inbox",
+            "billing.py:inbox: there is no module 'billing.py' here or on the path: write billing:inbox",
+        ),
+        ("billing:outbox", "billing:outbox: module 'billing' has no 'outbox'; its inboxes are inbox"),
+        ("json:inbox", "json:inbox: module 'json' has no 'inbox', and no inbox under another name"),
         ("billing:not_an_inbox", "inbox: 5 is no Inbox of a door, such as pillarbox.sqlalchemy"),
     ],
 )
