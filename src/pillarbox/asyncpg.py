@@ -27,7 +27,6 @@ from pillarbox.inbox.inbox import Registry, message_key
 from pillarbox.inbox.statements import texts_of
 from pillarbox.inbox.steps import (
     Call,
-    ClosedByHandler,
     EndedByHandler,
     Program,
     call_async,
@@ -160,8 +159,8 @@ async def _call(connection: AnyConnection, step: Call) -> object:
         if isinstance(ours, StoreUnavailable):
             raise ours from error
         raise
-    if connection.is_closed():
-        raise ClosedByHandler
+    if connection.is_closed():  # by the handler, or by the server while it awaited something: asyncpg does not say
+        raise StoreUnavailable("the connection was lost while the handler ran, or the handler closed it")
     if step.shared and not is_open(connection):
         raise EndedByHandler
     return value

@@ -1,5 +1,6 @@
 """A consumer of a database behind one door, whose handlers are lists of what they do."""
 
+import asyncio
 import sqlite3
 from collections import Counter
 from datetime import timedelta
@@ -73,6 +74,17 @@ class Bench:
     async def consume(self, inbox: Any, after: float = 0, **more: Any) -> int:
         self.clock.advance(timedelta(seconds=after))
         return await self.consumer(inbox, **more).run_once(patience=0.02)
+
+    async def consume_until_parked(self, inbox: Any) -> None:
+        """Let a daemon consume until an event is parked."""
+        consuming = asyncio.create_task(self.consumer(inbox).run())
+        try:
+            async with asyncio.timeout(30):
+                while not self.parked():  # noqa: ASYNC110 - another program writes it
+                    await asyncio.sleep(0.02)
+        finally:
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
 
     def rows(self, sql: str) -> list[Any]:
         return list(self.db.execute(sql).fetchall())

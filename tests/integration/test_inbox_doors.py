@@ -166,9 +166,7 @@ async def test_one_that_ends_the_transaction_by_itself_and_fails_is_not_tried_ag
 
 async def test_one_that_closes_its_connection_is_told_so_and_no_outage(bench: Bench) -> None:
     bench.broker.receive([message(1)])
-    inbox = bench.inbox(lambda event: [effect(event), CLOSE])
-    async with asyncio.timeout(20):
-        await bench.consume(inbox)
+    await bench.consume_until_parked(bench.inbox(lambda event: [effect(event), CLOSE]))
     [(_, state, attempts, error)] = bench.parked()
     assert (state, attempts) == ("retrying", 1), error
 

@@ -143,7 +143,8 @@ def failures(engine: sa.Engine) -> Iterator[None]:
         yield
     except exc.DBAPIError as error:
         misused = isinstance(error, exc.ProgrammingError | exc.InterfaceError)
-        if misused and (engine.dialect.name == "sqlite" or _sqlstate(error) is None):
+        said_by_driver = _sqlstate(error) is None and not error.connection_invalidated
+        if misused and (engine.dialect.name == "sqlite" or said_by_driver):
             raise
         raise _ours(error, engine.dialect.name, engine.url.database or "") from error
 
