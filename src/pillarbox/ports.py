@@ -308,6 +308,10 @@ class Stats:
     """Of each topic the delayed ones whose time has come, of the first 10,000: with a relay at work they go at once."""
     oldest_due_at: datetime | None = None
     """When the time of the first of those came."""
+    copies: int = 0
+    """How many of the delayed ones, of the first 10,000, are copies of a replay: their events stay published."""
+    copies_overdue: int = 0
+    """How many of those whose time has come are."""
     blocked_lines: int = 0
     """In so many lines, which are mostly aggregates, the next event has to wait behind a retrying or dead one."""
     published_lately: int = 0

@@ -220,6 +220,7 @@ def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
         "blocked",
         "delayed",
         "overdue",
+        "copies",
         "dead",
         "inbox_dead",
         "inbox_waiting",

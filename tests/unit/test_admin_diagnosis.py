@@ -219,6 +219,36 @@ def test_delayed_events_whose_time_has_come_wait_for_a_relay() -> None:
     assert problem.line.endswith("; 7 events are waiting, 2 of them delayed ones whose time has come")
 
 
+def test_replayed_copies_wait_for_a_relay_and_no_list_of_delayed_events_is_named() -> None:
+    replayed = replace(QUIET, delayed=1, copies=1, overdue_by_topic={"mails": 1}, copies_overdue=1, relays=())
+    [problem] = found(replayed)
+    assert (problem.severity, problem.kind) == ("problem", "no relay")
+    assert problem.line.endswith("; 1 replayed copy is waiting for a relay")
+    assert [command.split(" --")[0] for command in problem.commands] == ["pillarbox relay run"]
+    problem = found(replace(replayed, pending=2))[0]
+    assert problem.line.endswith("; 3 events are waiting, 1 of them replayed copies")
+    problem = found(replace(replayed, delayed=3, copies=2, copies_overdue=2, overdue_by_topic={"mails": 3}))[0]
+    assert problem.line.endswith(
+        "; 3 events are waiting, 1 of them delayed ones whose time has come, 2 of them replayed copies"
+    )
+
+
+def test_old_replayed_copies_are_called_so() -> None:
+    copies = replace(
+        QUIET, delayed=1, copies=1, overdue_by_topic={"mails": 1}, copies_overdue=1, oldest_due_at=ago(minutes=6)
+    )
+    [problem] = found(copies)
+    assert problem.line.startswith("the oldest replayed copy has waited 6 min")
+    assert problem.commands == ()
+
+
+def test_replayed_copies_whose_time_has_not_come_are_told_apart_from_delayed_events() -> None:
+    _, delayed, copies = found(replace(QUIET, delayed=3, copies=2))
+    assert delayed.line.startswith("1 event is delayed")
+    assert copies.line == "2 replayed copies are yet to go: each goes when its time has come"
+    assert copies.commands == ()
+
+
 def test_delayed_events_whose_time_has_come_are_on_the_way_where_a_relay_is() -> None:
     fine, note = found(OVERDUE)
     assert (fine.line, note.kind) == ("all is well: 2 events are on the way", "delayed")
