@@ -425,6 +425,10 @@ class SchemaStatus:
     needed: int
     missing: tuple[str, ...] = ()
     """What tables of that version have, and somebody has taken away: "the table pillarbox_parked"."""
+    instead: str | None = None
+    """Why there are none, where it is not just a database without them: "there is no database shop.db yet"."""
+    elsewhere: bool = False
+    """They do not belong there: it is something else than an application's database."""
 
     @property
     def fits(self) -> bool:

@@ -32,7 +32,8 @@ SECOND = 1_000_000_000
 async def troubles(broker: str, *topics: str, **options: Any) -> list[Finding]:
     """Ask a broker; consumers that read from it forget nothing."""
     settings = Settings(broker=broker, retention=RetentionSettings(inbox=None), options=options)
-    return [one for one in examine(await open_doctor(settings).gather(topics)) if one.severity != "fine"]
+    found = [one for one in examine(await open_doctor(settings).gather(topics)) if one.severity != "fine"]
+    return [one for one in found if one.check != "database"]  # there is none
 
 
 @pytest.fixture

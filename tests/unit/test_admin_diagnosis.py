@@ -93,6 +93,18 @@ def test_no_tables_names_the_command_that_makes_them() -> None:
     ]
 
 
+def test_a_file_that_is_not_there_is_told_apart_from_one_without_tables() -> None:
+    missing = SchemaStatus(0, 1, instead="there is no database shop.db yet")
+    [problem] = found(None, schema=missing)
+    assert problem.line == "there is no database shop.db yet"
+    assert problem.commands == ("pillarbox migrate up --database sqlite:///shop.db",)
+
+
+def test_where_tables_do_not_belong_no_command_makes_them() -> None:
+    [problem] = found(None, schema=SchemaStatus(0, 1, instead="stream.db is another file", elsewhere=True))
+    assert (problem.line, problem.commands) == ("stream.db is another file", ())
+
+
 def test_old_tables_name_the_command_that_mends_them() -> None:
     assert found(None, schema=SchemaStatus(1, 3)) == [
         Finding(

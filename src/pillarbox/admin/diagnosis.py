@@ -113,6 +113,9 @@ def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
         return Finding("problem", "tables", line)
     if schema.missing:
         return Finding("problem", "tables", f"in {where}, {schema.loss}")
+    if schema.instead is not None:
+        cures = () if schema.elsewhere else (command("migrate up", settings),)
+        return Finding("problem", "tables", schema.instead, cures)
     line = (
         f"the tables in {where} are version {schema.version}, and this release needs {schema.needed}"
         if schema.version
