@@ -163,7 +163,9 @@ async def test_a_server_that_does_not_let_us_in_is_found(durable: Postgres) -> N
     assert "hunter2" not in finding.line
     (finding,) = troubles(await gather(durable.url("nowhere")))
     assert (finding.severity, finding.check) == ("problem", "database")
-    assert 'database "nowhere" does not exist' in finding.line
+    assert (
+        'database "nowhere" does not exist: make it (`createdb nowhere`, then `pillarbox migrate up`)' in finding.line
+    )
 
 
 def refused(url: str) -> bool:

@@ -183,6 +183,12 @@ def test_a_broker_that_is_away_is_quoted() -> None:
     ]
 
 
+def test_a_brokers_words_that_end_with_a_full_stop_go_on_well() -> None:
+    away = replace(RELAY, away=Away(ago(minutes=3), "invalid username-password pair or user is disabled."))
+    [problem] = found(replace(QUIET, relays=(away,), pending=1))
+    assert "user is disabled; the relay goes on by itself" in problem.line
+
+
 def test_a_dead_relays_opinion_of_the_broker_does_not_count() -> None:
     gone = replace(RELAY, away=Away(ago(minutes=3), "refused"), lease_until=ago(minutes=1))
     assert [finding.kind for finding in found(replace(QUIET, relays=(gone, RELAY)))] == ["fine"]

@@ -258,8 +258,9 @@ def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
     away = [relay.away for relay in living(relays, now) if relay.away is not None and not _topics(relay.away)]
     if away:
         first = min(away, key=lambda one: one.since)
+        why = first.error.rstrip(".")
         line = (
-            f"the broker has been away since {at(first.since)} ({about(now - first.since)}): {first.error}; "
+            f"the broker has been away since {at(first.since)} ({about(now - first.since)}): {why}; "
             "the relay goes on by itself once it is back"
         )
         yield Finding("problem", "broker away", line)

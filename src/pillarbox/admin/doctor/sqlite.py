@@ -14,7 +14,7 @@ def _journal_mode(facts: Facts) -> Iterator[Trouble]:
     mode = facts.store.journal_mode
     # Without tables nobody has set it yet.
     if not facts.store.schema.version:
-        yield not_looked_at("`pillarbox migrate up` sets it with the tables")
+        yield not_looked_at(facts.store.schema.instead or "`pillarbox migrate up` sets it with the tables")
     if facts.store.schema.version and mode not in (None, "wal"):
         line = (
             f"the journal mode of the file is {mode}, not wal: the relay and the application lock each other out, and"
