@@ -31,3 +31,13 @@ def test_beside_a_running_relay_it_says_whom_it_waits_for(
         done = migrated.type(f"pillarbox relay once {ends} {short}", code=1)
         [owner] = relays()
     assert done.stderr.splitlines()[0] == f"waits up to 3 s for relay {owner}, now at work on this outbox"
+
+
+def test_it_tells_copies_that_are_yet_to_go_from_delayed_events(migrated: "Shop") -> None:
+    ends = f"--database {migrated.database} --broker {migrated.broker}"
+    migrated.placed()
+    migrated.placed()
+    migrated.type(f"pillarbox relay once {ends}")
+    migrated.type(f"pillarbox replay --all --rate 1 --yes --database {migrated.database}")
+    migrated.type(f"pillarbox pause order-events --database {migrated.database}")
+    assert "left: 2 to be replayed; `pillarbox status" in migrated.type(f"pillarbox relay once {ends}").stderr

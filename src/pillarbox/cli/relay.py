@@ -90,7 +90,8 @@ def once(*, settings: Settings, json: Json = False) -> None:
         "dead": stats.dead,
         "blocked": stats.blocked,
         "to be tried again": stats.retrying,
-        "delayed": stats.delayed,
+        "delayed": stats.delayed - stats.copies,
+        "to be replayed": stats.copies,
     }
     if left := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
         logger.warning("left: %s; `%s` says why", left, command("status", settings))
