@@ -23,7 +23,7 @@ soak: venv ## what takes minutes by nature; run it before calling something done
 	@.ci/servers all
 	$(PYTEST) -n 3 --dist worksteal --timeout 1800 --every-skip-needs-a-reason -m soak tests
 
-check: static unit ## format, lint, types, import contracts, unit tests, which cover the core: under a minute
+check: static unit ## format, lint, types, import contracts, unit tests, which cover the core: about a minute on two idle cores
 
 bench: venv ## ratios against the textbook, written to benchmarks/results/latest.json
 	@.ci/servers all

@@ -308,6 +308,10 @@ class Stats:
     """Of each topic the delayed ones whose time has come, of the first 10,000: with a relay at work they go at once."""
     oldest_due_at: datetime | None = None
     """When the time of the first of those came."""
+    copies: int = 0
+    """How many of the delayed ones, of the first 10,000, are copies of a replay: their events stay published."""
+    copies_overdue: int = 0
+    """How many of those whose time has come are."""
     blocked_lines: int = 0
     """In so many lines, which are mostly aggregates, the next event has to wait behind a retrying or dead one."""
     published_lately: int = 0
@@ -421,6 +425,10 @@ class SchemaStatus:
     needed: int
     missing: tuple[str, ...] = ()
     """What tables of that version have, and somebody has taken away: "the table pillarbox_parked"."""
+    instead: str | None = None
+    """Why there are none, where it is not just a database without them: "there is no database shop.db yet"."""
+    elsewhere: bool = False
+    """They do not belong there: it is something else than an application's database."""
 
     @property
     def fits(self) -> bool:

@@ -80,8 +80,10 @@ def test_the_topics_of_the_settings_are_asked_about(migrated: "Shop", doctor: st
 
 def test_what_needs_neither_database_nor_broker_is_found_without_them(shop: "Shop") -> None:
     command = "pillarbox doctor --set 'retention.archive=1 day' --set 'retention.inbox=7 days'"
-    line, fine = shop.type(command, code=3).stdout.splitlines()
+    database, line, broker, fine = shop.type(command, code=3).stdout.splitlines()
     assert line.startswith("✗ retention.inbox  retention.inbox is 7 days, and the outbox keeps events for 8 days")
+    assert database.startswith("✗ database         not looked at: none is set")
+    assert broker.startswith("· broker           not looked at: none is set")
     assert fine == "✓ publish timeout"
 
 
@@ -100,7 +102,7 @@ def test_a_relay_that_would_not_start_is_a_row_beside_all_others(relayed: "Shop"
 
 def test_a_database_without_tables_is_a_problem_and_is_not_made(shop: "Shop") -> None:
     problem, cure, *_ = shop.type("pillarbox doctor --database sqlite:///new.db", code=3).stdout.splitlines()
-    assert problem.startswith("✗ version of the tables  there are none: no relay starts")
+    assert problem.startswith("✗ version of the tables  there is no database new.db yet: no relay starts")
     assert cure.strip() == "run: pillarbox migrate up --database sqlite:///new.db"
     assert not (shop.directory / "new.db").exists()
 

@@ -57,7 +57,7 @@ def test_degraded_with_the_words_of_status(migrated: "Shop") -> None:
 
 def test_without_tables_it_is_degraded(shop: "Shop") -> None:
     health = shop.type(f"pillarbox health --database {shop.database}", code=3)
-    assert health.stdout == "degraded: there are no Pillarbox tables in sqlite:///shop.db\n"
+    assert health.stdout == "degraded: there is no database shop.db yet\n"
     assert shop.json(f"pillarbox health --json --database {shop.database}", code=3)["pending"] is None
 
 

@@ -81,6 +81,7 @@ def check(answer: dict[str, Any]) -> None:
         "delayed": 0,
         "dead": 1,
         "overdue": 0,
+        "copies": 0,
         "blocked_aggregates": 1,
         "relays": 0,
         "inbox_waiting": 0,

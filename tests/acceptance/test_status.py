@@ -27,7 +27,7 @@ def commands_of(lines: list[str]) -> list[str]:
 def test_no_tables(shop: "Shop") -> None:
     lines = shop.status(code=3)
     assert lines == [
-        "✗ there are no Pillarbox tables in sqlite:///shop.db",
+        "✗ there is no database shop.db yet",
         "  run: pillarbox migrate up --database sqlite:///shop.db",
     ]
     shop.type(commands_of(lines)[0])
@@ -220,6 +220,7 @@ def test_the_keys_of_its_json_are_fixed(migrated: "Shop") -> None:
         "blocked",
         "delayed",
         "overdue",
+        "copies",
         "dead",
         "inbox_dead",
         "inbox_waiting",

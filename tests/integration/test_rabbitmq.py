@@ -176,7 +176,7 @@ async def test_headers_as_large_as_a_frame_arrive(rabbitmq: RabbitMQ, vhost: str
     [
         (
             lambda server, vhost: server.url(vhost, password="wrong"),
-            r"does not let us in: .*ACCESS_REFUSED.*; mend user and password in the broker's URL",
+            r"does not let us in: .*ACCESS_REFUSED.*; mend user and password there, or in the broker's URL",
         ),
         (lambda server, vhost: server.url("nowhere"), "no such virtual host"),
         (lambda server, vhost: server.url(vhost, port=1), "Connect call failed"),

@@ -321,6 +321,7 @@ async def test_durable_on_a_server_that_cannot_tell_is_warned_of_once(
         assert await publish(publisher, batch("a")) == {1: None}
         assert await publish(publisher, batch("a", first=2)) == {2: None}
     assert caplog.text.count("has no WAITAOF") == 1
+    assert "its restart may lose it; set appendonly yes and appendfsync always there" in caplog.text
 
 
 @pytest.mark.parametrize("redis", ["redis"], indirect=True)

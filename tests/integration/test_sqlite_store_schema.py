@@ -1,12 +1,14 @@
 """The tables of the SQLite store, and files that are not what they should be: a clear line each, and the cure."""
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from pillarbox.brokers.sqlite.file import connect
 from pillarbox.errors import ConfigError, SchemaMismatch, StoreError
 from pillarbox.ports import SchemaStatus
 from pillarbox.stores.sqlite import file_system
@@ -23,7 +25,7 @@ async def shop(tmp_path: Path) -> AsyncIterator[Shop]:
 async def test_a_missing_file_is_not_made_and_the_command_is_named(shop: Shop) -> None:
     store = shop.closed_store()
     await store.open()
-    assert await store.status() == SchemaStatus(0, 1)
+    assert await store.status() == SchemaStatus(0, 1, instead=f"there is no database {shop.path} yet")
     with pytest.raises(SchemaMismatch, match=f"run `pillarbox migrate up --database sqlite:///{shop.path}`"):
         await store.check()
     with pytest.raises(SchemaMismatch, match="migrate up"):
@@ -41,6 +43,27 @@ async def test_migrating_makes_the_file_and_a_waiting_store_sees_it(shop: Shop) 
     assert await migrating.up() == []
     await waiting.check()
     assert await waiting.status() == SchemaStatus(1, 1)
+
+
+async def test_the_file_of_the_embedded_broker_is_no_outbox(shop: Shop) -> None:
+    path = Path(shop.path)
+    connect(path, durable=False, timeout=1.0).close()
+    store, before = shop.closed_store(), path.read_bytes()
+    await store.open()
+    line = f"{shop.path} is the file of the embedded broker, not an outbox: name the application's database"
+    assert await store.status() == SchemaStatus(0, 1, instead=line, elsewhere=True)
+    for refused in (store.check, store.up):
+        with pytest.raises(ConfigError, match=re.escape(line)):
+            await refused()
+    assert path.read_bytes() == before
+
+
+async def test_tables_that_are_named_as_those_of_the_broker_are_the_applications(shop: Shop) -> None:
+    for name in ("broker", "consumers", "members", "messages", "positions"):
+        shop.sql(f"CREATE TABLE {name} (id INTEGER)")
+    store = shop.closed_store()
+    await store.open()
+    assert await store.up() == [1]
 
 
 async def test_missing_tables_name_the_command(shop: Shop) -> None:

@@ -93,6 +93,18 @@ def test_no_tables_names_the_command_that_makes_them() -> None:
     ]
 
 
+def test_a_file_that_is_not_there_is_told_apart_from_one_without_tables() -> None:
+    missing = SchemaStatus(0, 1, instead="there is no database shop.db yet")
+    [problem] = found(None, schema=missing)
+    assert problem.line == "there is no database shop.db yet"
+    assert problem.commands == ("pillarbox migrate up --database sqlite:///shop.db",)
+
+
+def test_where_tables_do_not_belong_no_command_makes_them() -> None:
+    [problem] = found(None, schema=SchemaStatus(0, 1, instead="stream.db is another file", elsewhere=True))
+    assert (problem.line, problem.commands) == ("stream.db is another file", ())
+
+
 def test_old_tables_name_the_command_that_mends_them() -> None:
     assert found(None, schema=SchemaStatus(1, 3)) == [
         Finding(
@@ -171,6 +183,12 @@ def test_a_broker_that_is_away_is_quoted() -> None:
     ]
 
 
+def test_a_brokers_words_that_end_with_a_full_stop_go_on_well() -> None:
+    away = replace(RELAY, away=Away(ago(minutes=3), "invalid username-password pair or user is disabled."))
+    [problem] = found(replace(QUIET, relays=(away,), pending=1))
+    assert "user is disabled; the relay goes on by itself" in problem.line
+
+
 def test_a_dead_relays_opinion_of_the_broker_does_not_count() -> None:
     gone = replace(RELAY, away=Away(ago(minutes=3), "refused"), lease_until=ago(minutes=1))
     assert [finding.kind for finding in found(replace(QUIET, relays=(gone, RELAY)))] == ["fine"]
@@ -217,6 +235,36 @@ def test_delayed_events_whose_time_has_come_wait_for_a_relay() -> None:
     assert problem.line.endswith("; 2 events are waiting, all of them delayed ones whose time has come")
     problem, _ = found(replace(OVERDUE, relays=(), pending=5, receives=True))
     assert problem.line.endswith("; 7 events are waiting, 2 of them delayed ones whose time has come")
+
+
+def test_replayed_copies_wait_for_a_relay_and_no_list_of_delayed_events_is_named() -> None:
+    replayed = replace(QUIET, delayed=1, copies=1, overdue_by_topic={"mails": 1}, copies_overdue=1, relays=())
+    [problem] = found(replayed)
+    assert (problem.severity, problem.kind) == ("problem", "no relay")
+    assert problem.line.endswith("; 1 replayed copy is waiting for a relay")
+    assert [command.split(" --")[0] for command in problem.commands] == ["pillarbox relay run"]
+    problem = found(replace(replayed, pending=2))[0]
+    assert problem.line.endswith("; 3 events are waiting, 1 of them replayed copies")
+    problem = found(replace(replayed, delayed=3, copies=2, copies_overdue=2, overdue_by_topic={"mails": 3}))[0]
+    assert problem.line.endswith(
+        "; 3 events are waiting, 1 of them delayed ones whose time has come, 2 of them replayed copies"
+    )
+
+
+def test_old_replayed_copies_are_called_so() -> None:
+    copies = replace(
+        QUIET, delayed=1, copies=1, overdue_by_topic={"mails": 1}, copies_overdue=1, oldest_due_at=ago(minutes=6)
+    )
+    [problem] = found(copies)
+    assert problem.line.startswith("the oldest replayed copy has waited 6 min")
+    assert problem.commands == ()
+
+
+def test_replayed_copies_whose_time_has_not_come_are_told_apart_from_delayed_events() -> None:
+    _, delayed, copies = found(replace(QUIET, delayed=3, copies=2))
+    assert delayed.line.startswith("1 event is delayed")
+    assert copies.line == "2 replayed copies are yet to go: each goes when its time has come"
+    assert copies.commands == ()
 
 
 def test_delayed_events_whose_time_has_come_are_on_the_way_where_a_relay_is() -> None:

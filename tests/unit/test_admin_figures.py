@@ -30,6 +30,7 @@ def test_a_delayed_event_waits_from_when_its_time_has_come() -> None:
     due = {"overdue_by_topic": {"orders": 2, "mails": 1}, "oldest_due_at": NOW - timedelta(seconds=90)}
     assert figures(delayed=1_005, **due).oldest_pending_age == timedelta(seconds=90)
     assert figures(delayed=1_005, **due).delayed_told == "1,005 (3 overdue)"
+    assert figures(delayed=1_005, copies=2, **due).delayed_told == "1,005 (3 overdue, 2 replayed)"
     assert figures(delayed=2).delayed_told == "2"
     older = figures(pending=1, oldest_pending_at=NOW - timedelta(seconds=100), **due)
     assert older.oldest_pending_age == timedelta(seconds=100)

@@ -149,7 +149,7 @@ async def test_a_broker_that_is_away_is_a_finding() -> None:
         raise BrokerUnavailable("nobody listens.")
 
     facts = await Doctor(settings(days(30)), None, keeping, None, ManualClock()).gather(["orders"])
-    (finding,) = troubles(facts)
+    finding = next(one for one in troubles(facts) if one.check != "database")
     assert (finding.severity, finding.check) == ("problem", "broker")
     assert finding.line == "the broker cannot be asked: nobody listens; while it is away, events wait in the outbox"
 
@@ -280,9 +280,34 @@ def test_a_database_that_cannot_be_read_is_told() -> None:
     ],
 )
 def test_tables_of_another_version_are_told_with_their_cure(version: int, words: str, cure: str) -> None:
-    (finding,) = troubles(sqlite(schema=SchemaStatus(version, 2)))
+    finding, *others = troubles(sqlite(schema=SchemaStatus(version, 2)))
     assert finding.line.startswith(words)
     assert finding.commands == (cure,)
+    assert {(other.severity, other.line[:14]) for other in others} == {("note", "not looked at:")}
+    assert "tables" in {other.check for other in others}
+
+
+def test_of_a_file_that_is_not_there_nothing_is_called_fine() -> None:
+    missing = SchemaStatus(0, 1, instead="there is no database shop.db yet")
+    findings = examine(sqlite(schema=missing, journal_mode=None, synchronous=None))
+    assert findings[0].line == "there is no database shop.db yet: no relay starts, and no event can be added"
+    assert [finding.check for finding in findings[1:4]] == ["tables", "journal mode", "synchronous"]
+    assert {finding.line[:14] for finding in findings[1:4]} == {"not looked at:"}
+
+
+def test_tables_that_do_not_belong_there_are_not_to_be_made() -> None:
+    finding, *_ = troubles(sqlite(schema=SchemaStatus(0, 1, instead="stream.db is another file", elsewhere=True)))
+    assert finding.line == "stream.db is another file: no relay starts, and no event can be added"
+    assert finding.commands == ()
+
+
+@pytest.mark.parametrize(("broker", "severity"), [(None, "problem"), ("memory:", "note")])
+async def test_what_is_not_set_is_not_looked_at(broker: str | None, severity: str) -> None:
+    facts = await Doctor(Settings(broker=broker), None, None, None, ManualClock()).gather()
+    told = {finding.check: finding for finding in troubles(facts)}
+    assert told["database"].severity == severity
+    assert told["database"].line.startswith("not looked at: none is set")
+    assert ("broker" in told) == (broker is None)
 
 
 def test_of_many_changes_to_the_tables_the_first_are_named_and_the_rest_counted() -> None:

@@ -44,12 +44,23 @@ def test_a_statement_that_a_pooler_lost_names_each_drivers_setting(sqlstate: str
 
 
 @pytest.mark.parametrize(
-    "words", ['FATAL: password authentication failed for user "app"', 'database "x" does not exist']
+    ("words", "cure"),
+    [
+        (
+            'FATAL: password authentication failed for user "app"',
+            "; mend the user, the password or the database's name",
+        ),
+        ('FATAL: role "app" does not exist', "; mend the user, the password or the database's name"),
+        (
+            'FATAL: database "the shop" does not exist',
+            ": make it (`createdb 'the shop'`, then `pillarbox migrate up`), or mend the name in the URL",
+        ),
+    ],
 )
-def test_a_connection_that_is_never_let_in_is_to_be_mended_and_not_waited_for(words: str) -> None:
+def test_a_connection_that_is_never_let_in_is_to_be_mended_and_not_waited_for(words: str, cure: str) -> None:
     error = error_of(Exception(f"connection failed: {words}"), None)
     assert type(error) is StoreError
-    assert "mend the user, the password or the database's name" in str(error)
+    assert str(error).endswith(f"{words}{cure}")
     assert type(error_of(Exception("connection refused"), None)) is StoreUnavailable
 
 

@@ -43,6 +43,7 @@ class Scene:
         self.broker = MemoryBroker(prefix_safe=prefix_safe)
         self.desk = MemoryStore(self.database, "desk")
         self.heard: list[Moment] = []
+        self.told: list[tuple[Moment, Facts]] = []
 
     def add(self, *events: Event[Any]) -> None:
         with self.database.transaction() as transaction:
@@ -54,6 +55,7 @@ class Scene:
     def relay(self, owner: str = "a", store: type[MemoryStore] = MemoryStore, settings: Settings = SETTINGS) -> Relay:
         def hear(moment: Moment, facts: Facts) -> None:
             self.heard.append(moment)
+            self.told.append((moment, facts))
 
         opened = store(self.database, owner, lease=settings.relay.lease)
         return Relay(lambda: Parts(opened, self.broker.publisher()), settings, self.clock, Hooks(hear), lambda: 0.5)
@@ -333,6 +335,27 @@ def test_an_end_that_nobody_foresaw_counts_as_a_death() -> None:
     play(act)
 
 
+def test_an_outage_that_becomes_another_one_is_told_once_more() -> None:
+    async def act(scene: Scene) -> None:
+        def say(words: str) -> None:
+            scene.broker.heal()
+            scene.broker.refuse(lambda message: True, BrokerUnavailable(words))
+
+        say("connection refused")
+        scene.place(3)
+        async with scene.relay():
+            await scene.eventually(lambda: Moment.BROKER_AWAY in scene.heard)
+            for words in ("wrong password", "connection refused", "wrong password"):
+                say(words)
+                await asyncio.sleep(60)
+            assert scene.heard.count(Moment.BROKER_STILL_AWAY) == 1
+            scene.broker.heal()
+            await scene.eventually(lambda: len(scene.published) == 3, seconds=10)
+        assert scene.heard.count(Moment.BROKER_AWAY) == scene.heard.count(Moment.BROKER_BACK) == 1
+
+    play(act)
+
+
 def test_running_once_tells_that_the_broker_is_away() -> None:
     async def act(scene: Scene) -> None:
         scene.broker.down = True
@@ -355,6 +378,8 @@ def test_running_once_beside_another_relay_says_so() -> None:
             await scene.eventually(lambda: Moment.LANES_TAKEN in scene.heard)
             with pytest.raises(StoreUnavailable, match="another relay is at work"):
                 await scene.relay("b", store=Alone).run_once()
+        [told] = [facts for moment, facts in scene.told if moment is Moment.LANES_AWAITED]
+        assert told == {"relays": ("a",), "patience": timedelta(seconds=16)}
 
     play(act)
 

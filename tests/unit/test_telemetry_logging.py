@@ -72,12 +72,14 @@ def test_a_retry_says_when(lines: io.StringIO) -> None:
     )
 
 
-def test_a_broker_that_goes_and_comes_back_makes_two_lines(lines: io.StringIO) -> None:
+def test_a_broker_that_goes_and_comes_back_makes_a_line_for_each_reason(lines: io.StringIO) -> None:
     hooks = Hooks(LogMoments())
     hooks.reach(Moment.BROKER_AWAY, error="refused")
+    hooks.reach(Moment.BROKER_STILL_AWAY, error="wrong password")
     hooks.reach(Moment.BROKER_BACK, away=timedelta(seconds=2.5))
     assert [line[9:] for line in lines.getvalue().splitlines()] == [
         "WARNING the broker is away; nothing is lost: refused",
+        "WARNING the broker is still away, now for another reason: wrong password",
         "INFO the broker is back after 2.5 s",
     ]
 

@@ -113,6 +113,9 @@ def _tables(schema: SchemaStatus, settings: Settings) -> Finding:
         return Finding("problem", "tables", line)
     if schema.missing:
         return Finding("problem", "tables", f"in {where}, {schema.loss}")
+    if schema.instead is not None:
+        cures = () if schema.elsewhere else (command("migrate up", settings),)
+        return Finding("problem", "tables", schema.instead, cures)
     line = (
         f"the tables in {where} are version {schema.version}, and this release needs {schema.needed}"
         if schema.version
@@ -154,8 +157,7 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
     if stats.stopped is not None or living(stats.relays, now):
         return  # one that runs; or no relay could read the log
     seen = max((relay.seen_at for relay in stats.relays), default=None)
-    overdue = stats.overdue
-    waiting = stats.pending + stats.retrying + overdue
+    waiting = stats.pending + stats.retrying + stats.overdue
     if stats.slot is not None:
         yield _unwatched(stats.slot, stats, now, settings)
         return
@@ -169,12 +171,20 @@ def _relays(stats: Stats, now: datetime, settings: Settings) -> Iterator[Finding
         line = f"no relay is running; the last event was published {about(now - stats.last_published_at)} ago"
     else:
         line = "no relay has ever run on this outbox"
-    if waiting:
-        line += f"; {_events(waiting, stats.pending_exact)} waiting"
-    if overdue:
-        line += f", {'all' if overdue == waiting else f'{overdue:,}'} of them delayed ones whose time has come"
     cure = command("relay run", settings, broker=True)
+    line += f"; {_waiting(waiting, stats)}" if waiting else ""
     yield Finding("problem" if waiting else "note", "no relay", line, (cure,))
+
+
+def _waiting(count: int, stats: Stats) -> str:
+    """Say how many wait for a relay, and which of them no list of pending ones has."""
+    copies, delayed = stats.copies_overdue, stats.overdue - stats.copies_overdue
+    if copies == count:
+        return f"{_copies(copies)} waiting for a relay"
+    line = f"{_events(count, stats.pending_exact)} waiting"
+    for part, what in ((delayed, "delayed ones whose time has come"), (copies, "replayed copies")):
+        line += f", {'all' if part == count else f'{part:,}'} of them {what}" if part else ""
+    return line
 
 
 def _only_receives(stats: Stats) -> bool:
@@ -248,8 +258,9 @@ def _broker(relays: Sequence[RelaySeen], now: datetime) -> Iterator[Finding]:
     away = [relay.away for relay in living(relays, now) if relay.away is not None and not _topics(relay.away)]
     if away:
         first = min(away, key=lambda one: one.since)
+        why = first.error.rstrip(".")
         line = (
-            f"the broker has been away since {at(first.since)} ({about(now - first.since)}): {first.error}; "
+            f"the broker has been away since {at(first.since)} ({about(now - first.since)}): {why}; "
             "the relay goes on by itself once it is back"
         )
         yield Finding("problem", "broker away", line)
@@ -306,9 +317,11 @@ def _beyond_the_heads(stats: Stats, mentioned: Sequence[Record], settings: Setti
     if stats.retrying > heads["retrying"]:
         line = f"{_count(stats.retrying, 'event')} being retried in all"
         yield Finding("note", "retrying", line, (command("events list --status retrying", settings),))
-    if stats.delayed:
-        line = f"{_count(stats.delayed, 'event')} delayed: each goes when its time has come"
+    if delayed := stats.delayed - stats.copies:
+        line = f"{_count(delayed, 'event')} delayed: each goes when its time has come"
         yield Finding("note", "delayed", line, (command("events list --status delayed", settings),))
+    if later := stats.copies - stats.copies_overdue:  # the others wait for a relay, or are on their way
+        yield Finding("note", "delayed", f"{_copies(later)} yet to go: each goes when its time has come")
     if stats.dead > heads["dead"]:
         line = f"{_count(stats.dead, 'event')} dead in all"
         yield Finding("note", "dead", line, (command("dead list", settings),))
@@ -330,8 +343,11 @@ def _old(stats: Stats, now: datetime, settings: Settings) -> list[Finding]:
         else "the connector is slower than the writers or stuck, or it confirms nothing while no events come:"
         " a heartbeat mends that (`pillarbox connector debezium --heartbeat 10`)"
     )
-    which = "delayed event, whose time has come," if is_delayed else "pending event"
+    copies = is_delayed and stats.overdue == stats.copies_overdue
+    which = "replayed copy" if copies else "delayed event, whose time has come," if is_delayed else "pending event"
     line = f"the oldest {which} has waited {about(age)}, longer than {write_duration(limit)}: {why}"
+    if copies:  # which no list has: their events stay published
+        return [Finding("problem", "old", line)]
     cure = command(f"events list --status {'delayed' if is_delayed else 'pending'} --oldest-first", settings)
     return [Finding("problem", "old", line, (cure,))]
 
@@ -359,6 +375,10 @@ def _events(count: int, exact: bool) -> str:
 
 def _count(count: int, noun: str) -> str:
     return f"{counted(count, noun)} {'is' if count == 1 else 'are'}"
+
+
+def _copies(count: int) -> str:
+    return f"{count:,} replayed {'copy is' if count == 1 else 'copies are'}"
 
 
 def _tries(attempts: int) -> str:

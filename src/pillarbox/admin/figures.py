@@ -61,8 +61,10 @@ class Figures(NamedTuple):
 
     @property
     def delayed_told(self) -> str:
-        """How many are delayed, for people: the time of some may have come."""
-        return f"{self.stats.delayed:,}" + (f" ({self.stats.overdue:,} overdue)" if self.stats.overdue else "")
+        """How many are delayed, for people: the time of some may have come, and some may be copies of a replay."""
+        parts = ((self.stats.overdue, "overdue"), (self.stats.copies, "replayed"))
+        told = ", ".join(f"{count:,} {what}" for count, what in parts if count)
+        return f"{self.stats.delayed:,}" + (f" ({told})" if told else "")
 
     @property
     def oldest_pending_age(self) -> timedelta | None:

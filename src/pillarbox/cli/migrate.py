@@ -41,7 +41,7 @@ def status(*, settings: Settings, json: Json = False) -> None:
     if json:
         print_json({"version": schema.version, "needed": schema.needed})
     else:
-        print_line(f"the tables are at version {schema.version}; this release needs {schema.needed}")
+        print_line(_standing(schema, settings))
 
 
 @app.command()
@@ -66,8 +66,7 @@ def check(*, settings: Settings, json: Json = False) -> None:
     elif schema.missing:
         say(schema.loss)
     else:
-        there = f"the tables are at version {schema.version}" if schema.version else "there are no Pillarbox tables"
-        say(f"{there}; this release needs {schema.needed}: run {command('migrate up', settings)}")
+        say(_standing(schema, settings))
     if not schema.fits:
         raise typer.Exit(ExitCode.UNHEALTHY)
 
@@ -99,6 +98,16 @@ def sql(
         print_json({"sql": script}, as_it_is=True)
     else:
         print(script)
+
+
+def _standing(schema: SchemaStatus, settings: Settings) -> str:
+    """Say how the tables stand, and which command brings them up to date."""
+    if schema.elsewhere:
+        return str(schema.instead)
+    nothing = schema.instead or "there are no Pillarbox tables"
+    there = f"the tables are at version {schema.version}" if schema.version else nothing
+    line = f"{there}; this release needs {schema.needed}"
+    return f"{line}: run {command('migrate up', settings)}" if schema.version < schema.needed else line
 
 
 def _schema(settings: Settings) -> SchemaStatus:

@@ -250,6 +250,7 @@ def stats_json(stats: Stats, living: Sequence[RelaySeen]) -> dict[str, Any]:
         "blocked": stats.blocked,
         "delayed": stats.delayed,
         "overdue": stats.overdue,
+        "copies": stats.copies,
         "dead": stats.dead,
         "inbox_dead": stats.inbox_dead,
         "inbox_waiting": stats.inbox_waiting,

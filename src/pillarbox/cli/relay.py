@@ -4,18 +4,20 @@ import asyncio
 import logging
 import select
 import sys
+from datetime import timedelta
 from typing import TextIO
 
 import typer
 
 from pillarbox.admin.wording import command, resume_command
 from pillarbox.cli.options import Json, admin_of, check_ends, with_settings
-from pillarbox.cli.output import print_done
+from pillarbox.cli.output import print_done, say
 from pillarbox.cli.topics import told
 from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import BrokerUnavailable
 from pillarbox.ports import Stats
 from pillarbox.settings import Settings
+from pillarbox.settings.durations import write_duration
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.telemetry.logging import By, LogMoments, log_to, logger
 from pillarbox.wiring import Relay, Watch
@@ -68,7 +70,15 @@ def once(*, settings: Settings, json: Json = False) -> None:
     delayed.
     """
     check_ends(settings)
-    relay = Relay(settings)
+
+    def say_who_is_awaited(moment: Moment, facts: Facts) -> None:
+        """Say why nothing happens for a while: somebody else is at work."""
+        relays, patience = facts.get("relays"), facts.get("patience")
+        if moment is Moment.LANES_AWAITED and isinstance(relays, tuple) and isinstance(patience, timedelta):
+            others = ", ".join(f"relay {name}" for name in relays if name != relay.name) or "another relay"
+            say(f"waits up to {write_duration(patience)} for {others}, now at work on this outbox")
+
+    relay = Relay(settings, hooks=Hooks(LogMoments(), say_who_is_awaited))
     log_to(as_json=json, level=logging.WARNING, by=By("relay", relay.name))
     print_done("published", asyncio.run(relay.run_once()), json)
     stats = asyncio.run(_stats(settings))
@@ -80,7 +90,8 @@ def once(*, settings: Settings, json: Json = False) -> None:
         "dead": stats.dead,
         "blocked": stats.blocked,
         "to be tried again": stats.retrying,
-        "delayed": stats.delayed,
+        "delayed": stats.delayed - stats.copies,
+        "to be replayed": stats.copies,
     }
     if left := ", ".join(f"{count} {what}" for what, count in counts.items() if count):
         logger.warning("left: %s; `%s` says why", left, command("status", settings))

@@ -62,6 +62,7 @@ def figures_json(figures: Figures) -> dict[str, object]:
         "last_published_at": stats.last_published_at,
         **{state: getattr(stats, state) for state in PARKED},
         "overdue": stats.overdue,
+        "copies": stats.copies,
         "blocked_aggregates": stats.blocked_lines,
         "relays": figures.relays,
         "inbox_waiting": stats.inbox_waiting,

@@ -1,6 +1,7 @@
 """What PostgreSQL's error codes mean for an application. Pure; every door on PostgreSQL asks here."""
 
 import re
+from shlex import quote
 
 from pillarbox.errors import SchemaMismatch, StoreError, StoreUnavailable
 
@@ -31,6 +32,7 @@ _NOT_PREPARED = ("26000", "42P05")  # a prepared statement is not there, or is t
 _OUR_NAME = re.compile(
     r"\b(\w+)\.(\w+?)(?:outbox|add|draw_numbers|take_keys|inbox|inbox_parked|receive|park_received)\b"
 )
+_NO_DATABASE = re.compile(r'database "(.+)" does not exist')
 _PREPARED = (
     "a pooler in transaction mode gives each transaction another session, so let the driver prepare nothing:"
     " prepare_threshold=None with psycopg, statement_cache_size=0 with asyncpg, prepared_statement_cache_size=0 besides"
@@ -48,6 +50,13 @@ class TransactionFailed(StoreError):
 
 class RowUndone(StoreError):
     """An event's row in the inbox is not there any more, although its handler has returned."""
+
+
+def hint(words: str) -> str:
+    """Say what to do where the server tells that something it was asked for is not there."""
+    if found := _NO_DATABASE.search(words):
+        return f": make it (`createdb {quote(found[1])}`, then `pillarbox migrate up`), or mend the name in the URL"
+    return ""
 
 
 def migrate_up(database: str, schema: str = "public", prefix: str = "pillarbox_") -> str:
@@ -95,7 +104,8 @@ def error_of(error: BaseException, sqlstate: str | None) -> StoreError:
     if code in _AGAIN:
         return StoreUnavailable(f"{words}; roll back and try again")
     if not code and any(sign in words for sign in MISCONFIGURED):
-        return StoreError(f"PostgreSQL lets nobody in: {words}; mend the user, the password or the database's name")
+        cure = hint(words) or "; mend the user, the password or the database's name"
+        return StoreError(f"PostgreSQL lets nobody in: {words}{cure}")
     if not code or code.startswith(_AWAY):
         return StoreUnavailable(f"PostgreSQL is away: {words}; connect and try again")
     return StoreError(f"PostgreSQL refused: {words}")

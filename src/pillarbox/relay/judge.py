@@ -10,6 +10,7 @@ from operator import itemgetter
 from pillarbox.core.circuit import Circuits
 from pillarbox.core.entry import Entry
 from pillarbox.core.pacing import Pacing
+from pillarbox.core.reasons import Reasons
 from pillarbox.core.retry import PUBLISHED, Published, RetryPolicy, Untouched, Verdict, told
 from pillarbox.core.routing import Topics
 from pillarbox.core.window import Gate, Window
@@ -35,7 +36,7 @@ class Judge:
 
     def __init__(self, window: Window[Entry], rules: Rules, clock: Clock, hooks: Hooks) -> None:
         self._window, self._rules, self._clock, self._hooks = window, rules, clock, hooks
-        self._circuits, self._patience = Circuits(), rules.patience()
+        self._circuits, self._patience, self._reasons = Circuits(), rules.patience(), Reasons()
         self._trouble_since = clock.now()
         self._resume_at = 0.0
         self.away: Away | None = None
@@ -105,6 +106,7 @@ class Judge:
             self._patience.busy()
             self._circuits.hurry(_now())
             self.away, self._resume_at = None, 0.0
+            self._reasons.forget()
         return verdicts
 
     def _silence(self, ticket: int, verdict: Verdict) -> str | None:
@@ -160,8 +162,8 @@ class Judge:
         return self._rules.policy.judge(error, entry.attempts, self._clock.now(), self._rules.chance(), blocks=blocks)
 
     def _note_away(self, error: str) -> None:
-        if self.away is None:
-            self._hooks.reach(Moment.BROKER_AWAY, error=error)
+        if self._reasons.is_news(error):
+            self._hooks.reach(Moment.BROKER_STILL_AWAY if self.away else Moment.BROKER_AWAY, error=error)
         self.away = Away(self.away.since if self.away else self._clock.now(), error)
         self._resume_at = _now() + self._patience.quiet()
 

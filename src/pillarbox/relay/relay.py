@@ -138,7 +138,7 @@ class Relay(Daemon):
                     self._hooks.reach(Moment.LANES_TAKEN, lanes=len(lanes))
                     return True
                 if not waits:
-                    self._hooks.reach(Moment.LANES_AWAITED)
+                    await self._tell_whom_it_awaits(store, lease, once)
                 waits = True
                 if once and loop.time() > patience:
                     raise StoreUnavailable("another relay is at work on this outbox, so there is nothing to do here")
@@ -149,10 +149,20 @@ class Relay(Daemon):
             await self._sleep(TAKE_EVERY)
         return False
 
+    async def _tell_whom_it_awaits(self, store: Store, lease: Lease, once: bool) -> None:
+        """Tell at once that others hold what we want; who runs it once, and looks on, wants to know who they are."""
+        facts: dict[str, object] = {}
+        if once:
+            holders = [relay.owner for relay in (await store.stats()).relays if relay.lanes]
+            facts = {"relays": tuple(holders), "patience": timedelta(seconds=lease.lasts + 1)}
+        self._hooks.reach(Moment.LANES_AWAITED, **facts)
+
     async def _carry_what_others_leave(self, store: Store, pump: Pump, lease: Lease) -> None:
         """Carry what waits in the lanes of others as soon as those are free; raise if they stay at work."""
         loop = asyncio.get_running_loop()
         patience, had = loop.time() + lease.lasts + 1, len((await store.take()).lanes)
+        if had < LANES and _waiting(await store.stats()):
+            await self._tell_whom_it_awaits(store, lease, once=True)
         while had < LANES and not self.stopping and _waiting(await store.stats()):
             if loop.time() > patience:
                 raise StoreUnavailable(

@@ -33,6 +33,7 @@ class Moment(StrEnum):
     ACKNOWLEDGED = "acknowledged"
     # told, not struck
     BROKER_AWAY = "broker away"
+    BROKER_STILL_AWAY = "broker still away"  # for another reason
     BROKER_BACK = "broker back"
     TOPIC_AWAY = "topic away"  # it fails while others do not
     TOPIC_BACK = "topic back"
@@ -63,6 +64,7 @@ class Moment(StrEnum):
 TOLD = frozenset(
     (
         Moment.BROKER_AWAY,
+        Moment.BROKER_STILL_AWAY,
         Moment.BROKER_BACK,
         Moment.TOPIC_AWAY,
         Moment.TOPIC_BACK,

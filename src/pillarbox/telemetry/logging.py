@@ -121,6 +121,10 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     ),
     Moment.LANES_LOST: (logging.WARNING, lambda f: f"lost its lanes and starts over: {f.get('error')}"),
     Moment.BROKER_AWAY: (logging.WARNING, lambda f: f"the broker is away; nothing is lost: {f.get('error')}"),
+    Moment.BROKER_STILL_AWAY: (
+        logging.WARNING,
+        lambda f: f"the broker is still away, now for another reason: {f.get('error')}",
+    ),
     Moment.BROKER_BACK: (logging.INFO, lambda f: f"the broker is back after {_seconds(f.get('away', 0))}"),
     Moment.TOPIC_AWAY: (
         logging.WARNING,

@@ -106,8 +106,10 @@ class MemoryStore(MemorySource):
             added_since=min(entry.created_at for entry in added) if len(added) == NEWEST else None,
             pending_about=len(pending) if len(pending) > COUNTED else None,
             parked_by_topic=self._parked_by_topic(),
-            overdue_by_topic=dict(Counter(topic for topic, _ in overdue)),
+            overdue_by_topic=dict(Counter(row.entry.topic for row, _ in overdue)),
             oldest_due_at=min((since for _, since in overdue), default=None),
+            copies=sum(row.state == "delayed" and row.replay is not None for row in self.database.parked),
+            copies_overdue=sum(row.replay is not None for row, _ in overdue),
             blocked_lines=len({row.line for row in self.database.parked if row.active and row.line is not None}),
             published_lately=sum(
                 tick.published for tick in self.database.ticks if tick.at > self.database.clock.now() - LATELY
@@ -123,10 +125,10 @@ class MemoryStore(MemorySource):
         found = await self.find(Query(ids=(id,)))
         return CanarySeen(id, at, found[0].status, found[0].last_error) if found else CanarySeen(id, at, "published")
 
-    def _overdue(self) -> list[tuple[str, datetime]]:
+    def _overdue(self) -> list[tuple[Parked, datetime]]:
         now, parked = self.database.clock.now(), self.database.parked
         return [
-            (row.entry.topic, row.due_at)
+            (row, row.due_at)
             for row in parked
             if row.state == "delayed" and row.due_at is not None and row.due_at <= now
         ]

@@ -61,7 +61,7 @@ def is_healthy(findings: Sequence[Finding]) -> bool:
 
 def _groups(facts: Facts) -> Iterator[Checks]:
     """Choose the checks of which the facts are there."""
-    if facts.store is not None or facts.unread is not None:
+    if facts.store is not None or facts.unread is not None or "database" in facts.unset:
         yield tables.DATABASE
     if facts.store is not None:
         yield tables.TABLES
@@ -71,7 +71,7 @@ def _groups(facts: Facts) -> Iterator[Checks]:
         yield postgres.CHECKS
     if facts.stats is not None:
         yield tables.RELAYS
-    if facts.kept is not None or facts.broker is not None or facts.away is not None:
+    if any(known is not None for known in (facts.kept, facts.broker, facts.away)) or "broker" in facts.unset:
         yield broker.BROKER
     if facts.kept is not None or facts.broker is not None:
         yield broker.TOPICS

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 
-from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.admin.doctor.finding import Checks, Facts, Trouble, not_looked_at
 from pillarbox.facts import BrokerFacts, KafkaFacts, NatsFacts
 
 DEAD = "every event for it is dead in one attempt"
 
 
 def _away(facts: Facts) -> Iterator[Trouble]:
+    if "broker" in facts.unset:
+        yield not_looked_at("none is set (broker in pillarbox.toml, or --broker)")
     if facts.away is not None:
         line = f"the broker cannot be asked: {facts.away}; while it is away, events wait in the outbox"
         yield Trouble("problem", line)

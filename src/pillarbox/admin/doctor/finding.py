@@ -32,6 +32,8 @@ class Facts:
     """How it is; None if there is nothing to ask it, or it could not be asked."""
     away: str | None = None
     """Why the broker could not be asked."""
+    unset: Sequence[str] = ()
+    """Which of the two is not set at all: "database", "broker"."""
 
 
 class Trouble(NamedTuple):
@@ -40,6 +42,11 @@ class Trouble(NamedTuple):
     severity: Severity
     line: str
     commands: tuple[str, ...] = ()
+
+
+def not_looked_at(why: str) -> Trouble:
+    """Say so of what there is nothing to look at: that nothing was found would be another thing."""
+    return Trouble("note", f"not looked at: {why}")
 
 
 @dataclass(frozen=True, slots=True)

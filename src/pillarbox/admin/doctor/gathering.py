@@ -31,10 +31,18 @@ class Doctor:
 
     async def gather(self, topics: Sequence[str] = ()) -> Facts:
         """Ask about these topics, or those that the settings name and that events went to lately."""
-        facts = Facts(self._settings, self._clock.now(), topics=topics or sorted(self._settings.topics))
+        facts = Facts(
+            self._settings,
+            self._clock.now(),
+            topics=topics or sorted(self._settings.topics),
+            unset=[name for name, is_set in self._ends().items() if not is_set],
+        )
         if self._store is not None:
             facts = await self._ask_store(self._store, facts, known=not topics)
         return await self._ask_broker(facts)
+
+    def _ends(self) -> dict[str, object]:
+        return {"database": self._store, "broker": self._settings.broker or self._keeping or self._looking}
 
     async def _ask_store(self, store: FactStore, facts: Facts, *, known: bool) -> Facts:
         try:

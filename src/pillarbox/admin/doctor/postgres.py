@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import timedelta
 
-from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.admin.doctor.finding import Checks, Facts, Trouble, not_looked_at
 from pillarbox.admin.wording import command, counted
 from pillarbox.facts import Lax, PostgresFacts, Rights, XminHolder
 from pillarbox.settings import Settings
@@ -18,6 +18,7 @@ FAR, TOO_FAR = 1_000_000, 100_000_000
 DEAD = 100_000
 """So many dead rows, and more than there are living ones, are noted."""
 SKEW = timedelta(seconds=1)
+_NO_TABLES = "there are no tables yet"
 
 
 def _of(facts: Facts) -> PostgresFacts:
@@ -91,6 +92,8 @@ def _literal(text: str) -> str:
 def _rights(facts: Facts) -> Iterator[Trouble]:
     rights, settings = _of(facts).rights, facts.settings
     prefix = f"{settings.outbox.prefix}relay"
+    if not _of(facts).schema.version and not rights.superuser:
+        yield not_looked_at(_NO_TABLES)
     if rights.missing:
         some, more = ", ".join(rights.missing[:3]), len(rights.missing) - 3
         mends, statement = _granted(rights, settings)
@@ -140,6 +143,8 @@ def _granted(rights: Rights, settings: Settings) -> tuple[str, str]:
 
 
 def _identity(facts: Facts) -> Iterator[Trouble]:
+    if not _of(facts).schema.version:
+        yield not_looked_at(_NO_TABLES)
     if (cache := _of(facts).identity_cache) > 1:
         outbox = f"{facts.settings.outbox.schema}.{facts.settings.outbox.prefix}outbox"
         line = (

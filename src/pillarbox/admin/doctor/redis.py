@@ -41,6 +41,8 @@ def _persistence(facts: Facts) -> Iterator[Trouble]:
             "Redis keeps no append-only file: when it restarts, everything published since its last snapshot is gone,"
             " and nobody notices; let it keep one, and write it down with CONFIG REWRITE"
         )
+        if redis.durable and redis.waitaof is False:
+            line += "; redis.durable does not help: this server has no WAITAOF, so the relay waits for nothing"
         yield Trouble("problem", line, ("redis-cli CONFIG SET appendonly yes",))
     elif redis.durable and redis.waitaof is not False:
         return

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.admin.doctor.finding import Checks, Facts, Trouble, not_looked_at
 from pillarbox.facts import SqliteFacts
 
 FULL = 2
@@ -13,6 +13,8 @@ def _journal_mode(facts: Facts) -> Iterator[Trouble]:
     assert isinstance(facts.store, SqliteFacts)
     mode = facts.store.journal_mode
     # Without tables nobody has set it yet.
+    if not facts.store.schema.version:
+        yield not_looked_at(facts.store.schema.instead or "`pillarbox migrate up` sets it with the tables")
     if facts.store.schema.version and mode not in (None, "wal"):
         line = (
             f"the journal mode of the file is {mode}, not wal: the relay and the application lock each other out, and"
@@ -25,7 +27,9 @@ def _journal_mode(facts: Facts) -> Iterator[Trouble]:
 def _synchronous(facts: Facts) -> Iterator[Trouble]:
     assert isinstance(facts.store, SqliteFacts)
     level = facts.store.synchronous
-    if level is not None and level < FULL:
+    if level is None:
+        yield not_looked_at("there is no file yet")
+    elif level < FULL:
         line = (
             f"SQLite was built here to open files with synchronous = {_NAMES.get(level, level)}: after a power cut what"
             " an application, or a consumer's handler, has committed last may be gone, although the broker was told"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from pillarbox.admin.diagnosis import living
-from pillarbox.admin.doctor.finding import Checks, Facts, Trouble
+from pillarbox.admin.doctor.finding import Checks, Facts, Trouble, not_looked_at
 from pillarbox.admin.wording import command, counted
 from pillarbox.settings.durations import about
 
@@ -12,6 +12,9 @@ SHOWN = 10
 
 
 def _database(facts: Facts) -> Iterator[Trouble]:
+    if "database" in facts.unset:
+        line = "not looked at: none is set (database in pillarbox.toml, or --database)"
+        yield Trouble("note" if facts.settings.broker else "problem", line)
     if facts.unread is not None:
         yield Trouble("problem", f"the database cannot be read: {facts.unread}")
 
@@ -27,16 +30,16 @@ def _version(facts: Facts) -> Iterator[Trouble]:
         yield Trouble("problem", line, ("pip install --upgrade pillarbox",))
     elif version < needed:
         there = f"the tables have version {version}, and this release needs {needed}" if version else "there are none"
-        yield Trouble(
-            "problem",
-            f"{there}: no relay starts, and no event can be added",
-            (command("migrate up", facts.settings),),
-        )
+        cures = () if facts.store.schema.elsewhere else (command("migrate up", facts.settings),)
+        line = facts.store.schema.instead or there
+        yield Trouble("problem", f"{line}: no relay starts, and no event can be added", cures)
 
 
 def _drift(facts: Facts) -> Iterator[Trouble]:
     """Name what somebody has changed since the migrations made it."""
     assert facts.store is not None
+    if facts.store.schema.version != facts.store.schema.needed:
+        yield not_looked_at("there are none of this release")
     for drift in facts.store.drift[:SHOWN]:
         mend = "" if drift.statement else "; make it as the script of `pillarbox migrate sql` does"
         line = f"{drift.what}: somebody has changed the tables, and commands may fail or become slow{mend}"

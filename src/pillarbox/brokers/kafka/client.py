@@ -68,7 +68,8 @@ class Journal:
         told = [error for error in self.errors if error.code() != KafkaError._ALL_BROKERS_DOWN]
         denied = [error for error in told if error.code() == KafkaError._AUTHENTICATION]
         if denied:
-            return f"{denied[-1].str()}; mend user and password in the broker's URL or in [kafka], and start again"
+            cure = "mend user and password there, or in the broker's URL or [kafka], which are read at the start"
+            return f"{denied[-1].str()}; {cure}"
         return told[-1].str() if told else ""
 
 

@@ -198,7 +198,8 @@ class Link:
 def away(place: str, error: BaseException | None) -> BrokerUnavailable:
     """Say that the server is away, in its own or the system's words, or that it does not let us in."""
     if isinstance(error, AuthenticationError | ProbableAuthenticationError):
-        told = f"does not let us in: {words_of(error)}; mend user and password in the broker's URL, and start again"
+        cure = "mend user and password there, or in the broker's URL, which is read at the start"
+        told = f"does not let us in: {words_of(error)}; {cure}"
     else:
         told = f"is away: {words_of(error)}"
     failure = BrokerUnavailable(f"RabbitMQ at {place} {told}")

@@ -269,7 +269,8 @@ class RedisPublisher:
             self._told_of_no_disk = True
             _logger.warning(
                 "redis.durable: the server at %s has no WAITAOF (Redis 7.2 or Valkey has), so published means in its "
-                "memory; set appendfsync always, or run a newer one",
+                "memory, and its restart may lose it; set appendonly yes and appendfsync always there, or run a newer "
+                "one",
                 self._options.address,
             )
 

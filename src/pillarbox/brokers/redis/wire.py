@@ -159,13 +159,13 @@ def words(error: BaseException) -> str:
 
 def meaning(error: BaseException, options: Options, before: object = None) -> PublishError | ConfigError:
     """Say what an error means for what was asked; `before` is what the server answered last before it broke off."""
-    said = words(error)
+    said = words(error).removesuffix(".")
     if isinstance(before, exceptions.ResponseError):
-        said = f"{said} It broke off after saying: {words(before)}"
+        said = f"{said}. It broke off after saying: {words(before)}"
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthenticationWrongNumberOfArgsError):
         return BrokerUnavailable(
             f"Redis at {options.address} does not let us in: {said}; mend user and password there, or in the broker's "
-            "URL and start again"
+            "URL, which is read at the start"
         )
     if said.startswith(_IN_SCRIPT) or (said.startswith("NOPERM") and "to run the" in said):
         return BrokerUnavailable(f"Redis at {options.address} says: {said}; grant the user this right (ACL SETUSER)")

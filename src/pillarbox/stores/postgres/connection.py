@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from difflib import get_close_matches
 from typing import Any
 
-from pillarbox.core.postgres_facts import ANOTHER_MODE, MISCONFIGURED, NO_TRANSACTIONS
+from pillarbox.core.postgres_facts import ANOTHER_MODE, MISCONFIGURED, NO_TRANSACTIONS, hint
 from pillarbox.core.retry import words_of
 from pillarbox.errors import ConfigError, LaneLost, MissingExtra, SchemaMismatch, StoreError, StoreUnavailable
 
@@ -250,7 +250,7 @@ def failures() -> Iterator[None]:
         if NO_TRANSACTIONS in words:
             raise ConfigError(f"database: {ANOTHER_MODE}") from error
         if any(sign in words for sign in MISCONFIGURED):
-            raise ConfigError(f"database: {words}") from error
+            raise ConfigError(f"database: {words}{hint(words)}") from error
         raise StoreUnavailable(f"PostgreSQL is away: {words}") from error
     except psycopg.Error as error:
         if error.sqlstate == LOST:

@@ -38,7 +38,7 @@ class Overview:
         stopped = await self._stopped(connection)
         by_topic, exact, oldest = await self._pending(connection, copied=stopped == ELSEWHERE)
         added, added_since = await self._added(connection)
-        inbox_dead, waits, receives, last_published, lately, lines = await self._counts(connection)
+        inbox_dead, waits, receives, last_published, lately, lines, copies = await self._counts(connection)
         parked, overdue = await self._parked(connection), await self._overdue(connection)
         return Stats(
             pending=sum(by_topic.values()),
@@ -58,8 +58,10 @@ class Overview:
             added_since=added_since,
             pending_about=None if exact or stopped else await self._about(connection),
             parked_by_topic=parked,
-            overdue_by_topic={topic: count for topic, count, _ in overdue},
-            oldest_due_at=min((since for _, _, since in overdue), default=None),
+            overdue_by_topic={topic: count for topic, count, _, _ in overdue},
+            oldest_due_at=min((since for _, _, since, _ in overdue), default=None),
+            copies=copies,
+            copies_overdue=sum(copies for _, _, _, copies in overdue),
             blocked_lines=lines,
             published_lately=lately,
             table_bytes=await self._bytes(connection),
@@ -143,15 +145,16 @@ class Overview:
             found.setdefault(topic, {})[state] = count
         return found
 
-    async def _overdue(self, connection: Connection) -> list[tuple[str, int, datetime]]:
-        """Count the delayed ones whose time has come, by topic, of the first COUNTED that are due; and since when."""
+    async def _overdue(self, connection: Connection) -> list[tuple[str, int, datetime, int]]:
+        """Count the delayed ones whose time has come, by topic, of the first COUNTED that are due; since when, and how
+        many of them are copies of a replay."""
         rows = await connection.run(
-            "SELECT topic, count(*), min(due_at) FROM ("
-            f"SELECT topic, state, due_at FROM {self._p}parked WHERE line IS NULL AND state IN ('retrying', 'delayed')"
-            f" AND due_at <= (SELECT {self._p}now()) ORDER BY due_at, id LIMIT {COUNTED}) due"
-            " WHERE state = 'delayed' GROUP BY topic"
+            "SELECT topic, count(*), min(due_at), count(replay) FROM ("
+            f"SELECT topic, state, due_at, replay FROM {self._p}parked"
+            f" WHERE line IS NULL AND state IN ('retrying', 'delayed') AND due_at <= (SELECT {self._p}now()) "
+            f" ORDER BY due_at, id LIMIT {COUNTED}) due WHERE state = 'delayed' GROUP BY topic"
         )
-        return [(topic, count, since) for topic, count, since in rows]
+        return [(topic, count, since, copies) for topic, count, since, copies in rows]
 
     async def _counts(self, connection: Connection) -> tuple[Any, ...]:
         def count(table: str, state: str) -> str:
@@ -169,7 +172,9 @@ class Overview:
             f" (SELECT settled_at FROM {self._p}parked WHERE state = 'published' AND settled_at IS NOT NULL"
             " ORDER BY settled_at DESC LIMIT 1)),"
             f" (SELECT coalesce(sum(published), 0) FROM {self._p}ticks WHERE at > {since})::bigint,"
-            f" (SELECT count(*) FROM (SELECT DISTINCT line FROM {self._p}parked WHERE {IN_LINE} LIMIT {COUNTED}) them)"
+            f" (SELECT count(*) FROM (SELECT DISTINCT line FROM {self._p}parked WHERE {IN_LINE} LIMIT {COUNTED}) them),"
+            f" (SELECT count(replay) FROM (SELECT replay FROM {self._p}parked WHERE state = 'delayed' LIMIT {COUNTED})"
+            " them)"
         )
         return row
 

@@ -107,7 +107,7 @@ class Connection:
         if identity is None and not create:
             if self.opened:
                 raise StoreUnavailable(f"the database {self.path} is gone: somebody moved or deleted it; put it back")
-            raise SchemaMismatch(f"there is no database {self.path} yet: {cure(self.path)}")
+            raise SchemaMismatch(f"{no_file(self.path)}: {cure(self.path)}")
         with mapped(self.path):
             self._connection = _connect(self._file, create=create, patience=PATIENCE)
         self._identity = identity or _identity(self._file)
@@ -257,6 +257,11 @@ def mapped(path: str) -> Iterator[None]:
         if str(error).startswith(("no such table", "no such column", "table ")):
             raise SchemaMismatch(f"{path}: {error}: {cure(path)}") from error
         raise StoreError(f"the database {path} refused: {error}") from error
+
+
+def no_file(path: str) -> str:
+    """Say that there is no file."""
+    return f"there is no database {path} yet"
 
 
 def cure(path: str, flags: str = "") -> str:

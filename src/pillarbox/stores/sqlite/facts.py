@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from pillarbox.facts import Drift, SqliteFacts
 from pillarbox.ports import SchemaStatus
-from pillarbox.stores.sqlite.connection import PATIENCE, check_place, mapped
+from pillarbox.stores.sqlite.connection import PATIENCE, check_place, mapped, no_file
 from pillarbox.stores.sqlite.schema import NEEDED, Tables
 
 
@@ -16,7 +16,7 @@ def look(path: str, prefix: str) -> SqliteFacts:
     """Look at a file; one that is not there has no tables."""
     check_place(path)
     if not os.path.exists(path):
-        return SqliteFacts(SchemaStatus(0, NEEDED))
+        return SqliteFacts(SchemaStatus(0, NEEDED, instead=no_file(path)))
     file = f"file:{quote(path)}?mode=rw"  # not rwc: one that goes away meanwhile is not made anew
     with mapped(path), closing(sqlite3.connect(file, uri=True, timeout=PATIENCE)) as db:
         tables = Tables(path, prefix)

@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import lru_cache
 from importlib.resources import files
 
-from pillarbox.errors import SchemaMismatch
+from pillarbox.errors import ConfigError, SchemaMismatch
 from pillarbox.ports import SchemaStatus
 from pillarbox.stores.sqlite.connection import cure, writing
 from pillarbox.stores.sqlite.lanes import PREFIX
@@ -16,6 +16,9 @@ _FILES = sorted(
     key=lambda file: file.name,
 )
 NEEDED = len(_FILES)
+_STREAM = {"broker", "consumers", "members", "messages", "positions"}
+_STREAMED = {"id", "topic", "partition", "key", "headers", "body", "at"}
+"""The tables of the embedded broker, and the columns of its messages: people take its file for the outbox."""
 
 
 class Tables:
@@ -35,6 +38,8 @@ class Tables:
     def status(self, db: sqlite3.Connection) -> SchemaStatus:
         """Look which version is there and which is needed, and what is missing of it."""
         version = self.version(db)
+        if version == 0 and _is_stream(db):
+            return SchemaStatus(version, NEEDED, instead=self._stream(), elsewhere=True)
         return SchemaStatus(version, NEEDED, tuple(self._missing(db)) if version == NEEDED else ())
 
     def _missing(self, db: sqlite3.Connection) -> Iterator[str]:
@@ -54,6 +59,7 @@ class Tables:
         version = status.version
         self._refuse_future(version)
         self._refuse_loss(status)
+        self._refuse_stream(status)
         if version == 0:
             raise SchemaMismatch(f"there are no Pillarbox tables{self._of()} in {self._path}: {self._cure()}")
         if version < NEEDED:
@@ -70,6 +76,7 @@ class Tables:
 
     def up(self, db: sqlite3.Connection) -> Sequence[int]:
         """Apply what is missing; two processes that do it at once apply each version once."""
+        self._refuse_stream(self.status(db))
         applied = []
         for version in range(1, NEEDED + 1):
             with writing(db):
@@ -82,6 +89,13 @@ class Tables:
                 applied.append(version)
         self._refuse_loss(self.status(db))
         return applied
+
+    def _stream(self) -> str:
+        return f"{self._path} is the file of the embedded broker, not an outbox: name the application's database"
+
+    def _refuse_stream(self, status: SchemaStatus) -> None:
+        if status.elsewhere:
+            raise ConfigError(f"database: {status.instead}")
 
     def _refuse_loss(self, status: SchemaStatus) -> None:
         if status.missing:
@@ -113,6 +127,12 @@ def _needed(script: str) -> dict[str, list[str]]:
     with closing(sqlite3.connect(":memory:")) as new:
         new.executescript(script)
         return _columns(new)
+
+
+def _is_stream(db: sqlite3.Connection) -> bool:
+    """Tell whether the embedded broker keeps its messages here."""
+    there = _columns(db)
+    return there.keys() >= _STREAM and set(there["messages"]) == _STREAMED
 
 
 def _columns(db: sqlite3.Connection) -> dict[str, list[str]]:

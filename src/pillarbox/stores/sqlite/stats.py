@@ -58,8 +58,10 @@ class Overview:
                 added_since=maybe_instant(added_since),
                 pending_about=self._about(db, positions) if pending > COUNTED else None,
                 parked_by_topic=parked,
-                overdue_by_topic={topic: count for topic, count, _ in overdue},
-                oldest_due_at=maybe_instant(min((since for _, _, since in overdue), default=None)),
+                overdue_by_topic={topic: count for topic, count, _, _ in overdue},
+                oldest_due_at=maybe_instant(min((since for _, _, since, _ in overdue), default=None)),
+                copies=self._copies(db),
+                copies_overdue=sum(copies for _, _, _, copies in overdue),
                 blocked_lines=self._blocked_lines(db),
                 published_lately=self._published_lately(db),
                 table_bytes=_bytes(db),
@@ -123,11 +125,18 @@ class Overview:
                 found.setdefault(topic, {})[state] = count
         return found
 
-    def _overdue(self, db: sqlite3.Connection) -> list[tuple[str, int, int]]:
-        """Count the delayed ones whose time has come, by topic, of the first COUNTED that are due; and since when."""
+    def _copies(self, db: sqlite3.Connection) -> int:
+        """Count the copies of replays among the first COUNTED that are delayed."""
+        sql = f"SELECT count(replay) FROM (SELECT replay FROM {self._p}parked WHERE state = 'delayed' LIMIT {COUNTED})"
+        count: int = db.execute(sql).fetchone()[0]
+        return count
+
+    def _overdue(self, db: sqlite3.Connection) -> list[tuple[str, int, int, int]]:
+        """Count the delayed ones whose time has come, by topic, of the first COUNTED that are due; since when, and how
+        many of them are copies of a replay."""
         return db.execute(
-            "SELECT topic, count(*), min(due_at) FROM ("
-            f"SELECT topic, state, due_at FROM {self._p}parked INDEXED BY {self._p}parked_free"
+            "SELECT topic, count(*), min(due_at), count(replay) FROM ("
+            f"SELECT topic, state, due_at, replay FROM {self._p}parked INDEXED BY {self._p}parked_free"
             f" WHERE line IS NULL AND state IN ('retrying', 'delayed') AND due_at <= ? ORDER BY due_at, id"
             f" LIMIT {COUNTED}) WHERE state = 'delayed' GROUP BY topic",
             (microseconds(self._clock.now()),),

@@ -29,7 +29,7 @@ from pillarbox.ports import (
     Stats,
 )
 from pillarbox.stores.sqlite.canary import Canaries
-from pillarbox.stores.sqlite.connection import Connection
+from pillarbox.stores.sqlite.connection import Connection, no_file
 from pillarbox.stores.sqlite.facts import look
 from pillarbox.stores.sqlite.lanes import PREFIX, LaneGroup
 from pillarbox.stores.sqlite.log import Log
@@ -94,7 +94,7 @@ class SqliteStore:
         try:
             return await self._connection.run(self._tables.status)
         except SchemaMismatch:  # no file, so no tables
-            return SchemaStatus(0, NEEDED)
+            return SchemaStatus(0, NEEDED, instead=no_file(self._path))
 
     async def facts(self) -> SqliteFacts:
         return await asyncio.to_thread(look, self._path, self._prefix)

@@ -140,6 +140,20 @@ class TakesWhatIsDelayedForOverdue(MemoryStore):
         return replace(stats, overdue_by_topic={"orders": stats.delayed} if stats.delayed else {})
 
 
+@breaks("test_copies_of_a_replay_are_counted_among_what_is_delayed")
+class TakesWhatIsDelayedForCopies(MemoryStore):
+    async def stats(self) -> Stats:
+        stats = await super().stats()
+        return replace(stats, copies=stats.delayed)
+
+
+@breaks("test_copies_of_a_replay_are_counted_among_what_is_delayed")
+class TakesEveryCopyForOverdue(MemoryStore):
+    async def stats(self) -> Stats:
+        stats = await super().stats()
+        return replace(stats, copies_overdue=stats.copies)
+
+
 @breaks("test_what_is_parked_is_counted_by_its_state")
 class CountsBlockedOnesAsPending(MemoryStore):
     async def stats(self) -> Stats:

@@ -197,6 +197,17 @@ class SeeingRules:
         stats = await store.stats()
         assert (stats.overdue_by_topic, stats.oldest_due_at, stats.delayed) == ({"orders": 2}, first, 2)
 
+    async def test_copies_of_a_replay_are_counted_among_what_is_delayed(self, bench: StoreBench) -> None:
+        store = await holder(bench)
+        await bench.add(event("A", "1"), event("B", "2"), event("L", "3"))
+        await settle_each(store, await read(store), A=PUBLISHED, B=PUBLISHED, L=Delayed(due(bench, 60)))
+        assert await replayed(store, Query(status=("published",)), rate=0.1) == 2
+        stats = await store.stats()
+        assert (stats.delayed, stats.copies, stats.overdue, stats.copies_overdue) == (3, 2, 1, 1)
+        bench.clock.advance(60)
+        stats = await store.stats()
+        assert (stats.delayed, stats.copies, stats.overdue, stats.copies_overdue) == (3, 2, 3, 2)
+
     async def test_people_see_the_heads_of_blocked_lines(self, bench: StoreBench) -> None:
         store = await holder(bench)
         await bench.add(event("D"), event("B"))
