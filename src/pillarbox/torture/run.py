@@ -75,13 +75,13 @@ class Run:
         return read(self._directory)
 
     def clean_up(self, *, keep_files: bool) -> list[str]:
-        """Remove what the run has made, but not its directory, nor files of SQLite that are to be kept.
+        """Remove what the run has made, but nothing in its directory, nor files of SQLite that are to be kept.
 
         Each is removed by itself; say what is left.
         """
         left = []
         for url, what, remove in self._to_remove:
-            if keep_files and url.startswith("sqlite:"):
+            if url.startswith("sqlite:") and (keep_files or url.startswith(f"sqlite:///{self._directory}/")):
                 continue
             try:
                 remove()
