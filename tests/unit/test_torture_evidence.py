@@ -14,9 +14,23 @@ Lists = dict[str, list[dict[str, Any]]]
 
 
 def event(id: str, account: int, version: int, **more: Any) -> dict[str, Any]:
-    headers = {"writer": "0"}
-    says = {"type": "Changed", "aggregate": f"account/{account}", "topic": "torture-accounts", "amount": 5}
-    return {"id": id, "version": version, "headers": headers, **says, **more}
+    says = {"version": version, "amount": 5, "note": "Zürich"}
+    names = {"type": "Changed", "aggregate": f"account/{account}", "topic": "torture-accounts"}
+    return {"id": id, **names, "version": version, "amount": 5, "payload": says, "headers": {"writer": "0"}, **more}
+
+
+def message(one: dict[str, Any], at: float, **more: str) -> dict[str, Any]:
+    """Give an event as a broker has it."""
+    kind, _, account = one["aggregate"].partition("/")
+    names = {"content_type": "application/json", "aggregate_type": kind, "aggregate_id": account}
+    headers = {"id": one["id"], "type": one["type"], **names, **one["headers"], **more}
+    body = json.dumps(one["payload"], ensure_ascii=False)
+    return {"id": one["id"], "at": at, "topic": one["topic"], "key": account, "headers": headers, "body": body}
+
+
+def effect(one: dict[str, Any]) -> dict[str, Any]:
+    """Give an event as a handler booked it."""
+    return {name: one[name] for name in ("id", "aggregate", "type", "topic", "payload", "headers")}
 
 
 def fault(name: str, began: float, *, ended: float | None = None) -> dict[str, Any]:
@@ -38,10 +52,8 @@ def sound() -> tuple[Lists, dict[str, Any]]:
             {"change": "0-3", "events": [a2, dead, refused]},
         ],
         "journal": [{"change": "0-1"}, {"change": "0-3"}],
-        "wire": [{**one, "at": 101.5} for one in (a1, b1, a1, a2, dead)],
-        "effects": [
-            {name: one[name] for name in ("id", "aggregate", "version", "amount")} for one in (a1, b1, a2)
-        ],
+        "wire": [message(one, 101.5) for one in (a1, b1, a1, a2, dead)],
+        "effects": [effect(one) for one in (a1, b1, a2)],
         "statuses": [
             *({"side": "outbox", "id": id, "status": "published"} for id in ("a1", "a2", "b1", "d1")),
             {"side": "outbox", "id": "r1", "status": "dead"},
@@ -103,11 +115,11 @@ def _lose(lists: Lists, facts: dict[str, Any]) -> None:
 
 
 def _invent(lists: Lists, facts: dict[str, Any]) -> None:
-    lists["wire"].append({**event("x1", 1, 2), "at": 103.0})
+    lists["wire"].append(message(event("x1", 1, 2), 103.0))
 
 
 def _reorder(lists: Lists, facts: dict[str, Any]) -> None:
-    lists["wire"].sort(key=lambda entry: -entry["version"])
+    lists["wire"].reverse()
 
 
 def _repeat(lists: Lists, facts: dict[str, Any]) -> None:
@@ -122,12 +134,17 @@ def _apply_out_of_order(lists: Lists, facts: dict[str, Any]) -> None:
     lists["effects"].reverse()
 
 
-def _change_payload(lists: Lists, facts: dict[str, Any]) -> None:
-    lists["wire"][1]["amount"] = 6
+def _change(name: str, value: object, where: str = "wire") -> Callable[[Lists, dict[str, Any]], None]:
+    """Change one thing of the second message, or of the second effect; None takes it away."""
 
+    def plant(lists: Lists, facts: dict[str, Any]) -> None:
+        one, _, header = name.partition(" ")
+        place = lists[where][1][one] if header else lists[where][1]
+        place[header or one] = value
+        if value is None:
+            del place[header or one]
 
-def _change_headers(lists: Lists, facts: dict[str, Any]) -> None:
-    lists["wire"][1]["headers"] = {}
+    return plant
 
 
 def _never_rest(lists: Lists, facts: dict[str, Any]) -> None:
@@ -151,7 +168,7 @@ def _tell_other_figures(lists: Lists, facts: dict[str, Any]) -> None:
 
 
 def _publish_what_no_broker_takes(lists: Lists, facts: dict[str, Any]) -> None:
-    lists["wire"].append({**event("r1", 8, 1), "at": 103.0})
+    lists["wire"].append(message(event("r1", 8, 1), 103.0))
 
 
 def _forget_a_refusal(lists: Lists, facts: dict[str, Any]) -> None:
@@ -194,7 +211,18 @@ def _contradict(lists: Lists, facts: dict[str, Any]) -> None:
     ("question", "plant"),
     [
         ("C1", _lose), ("C2", _invent), ("C3", _reorder), ("C4", _repeat), ("C5", _apply_twice),
-        ("C5", _apply_out_of_order), ("C6", _change_payload), ("C6", _change_headers), ("C7", _never_rest),
+        ("C5", _apply_out_of_order), ("C6", _change("body", '{"version":1,"amount":6,"note":"Zürich"}')),
+        ("C6", _change("body", '{"version":1,"amount":5.0,"note":"Zürich"}')), ("C6", _change("body", '{"version":1')),
+        ("C6", _change("body", '{"version":1,"amount":5,"note":"Zürich","more":1}')),
+        ("C6", _change("body", '{"version":1,"amount":5}')), ("C6", _change("key", "1")), ("C6", _change("key", "")),
+        ("C6", _change("topic", "torture-more")), ("C6", _change("headers writer", "1")),
+        ("C6", _change("headers writer", None)), ("C6", _change("headers content_type", "text/plain")),
+        ("C6", _change("headers type", "Other")), ("C6", _change("headers aggregate_id", "1")),
+        ("C6", _change("headers surplus", "x")), ("C6", _change("headers pillarbox-replay", "r")),
+        ("C6", _change("payload", {"version": 1, "amount": 6, "note": "Zürich"}, "effects")),
+        ("C6", _change("headers", {}, "effects")), ("C6", _change("type", "Other", "effects")),
+        ("C6", _change("topic", "torture-more", "effects")), ("C6", _change("aggregate", "account/1", "effects")),
+        ("C7", _never_rest),
         ("C7", _rest_late), ("C8", _leave_pending), ("C8", _say_twice), ("C8", _tell_other_figures),
         ("C8", _without("statuses", "a1")), ("C2", _publish_what_no_broker_takes), ("C8", _forget_a_refusal),
         ("C8", _gauge("pending_events")), ("C8", _gauge("dead_events")), ("C8", _say_nothing),
@@ -211,6 +239,13 @@ def test_a_planted_fault_is_found(
     write(tmp_path, lists, facts)
     assert question in broken(tmp_path)
     assert main(str(tmp_path)) == 1
+
+
+def test_a_copy_may_say_which_replay_sent_it(tmp_path: Path) -> None:
+    lists, facts = sound()
+    lists["wire"][2]["headers"]["pillarbox-replay"] = "r"
+    write(tmp_path, lists, facts)
+    assert broken(tmp_path) == []
 
 
 @pytest.mark.parametrize("cut", ["intents/writer-0", "journal", "wire", "effects", "statuses"])
@@ -252,7 +287,7 @@ def failed_over(**change: Any) -> tuple[Lists, dict[str, Any]]:
         {"change": "0-4", "at": 110.9, "events": [lost], **change},
         {"change": "0-4", "outcome": "done", "at": 111.0},
     ]
-    lists["wire"].append({**lost, "at": 111.1})
+    lists["wire"].append(message(lost, 111.1))
     facts["faults"].append(fault("fail over", 110.0, ended=112.0))
     return lists, facts
 

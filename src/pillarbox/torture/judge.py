@@ -3,6 +3,7 @@
 `python -m pillarbox.torture.judge DIR` judges again what a run has left behind.
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from pillarbox.torture.evidence import Event, Evidence, read
 
 REST = 60.0
 """Within so many seconds after the last fault, everything is published and applied."""
-SAME = ("type", "aggregate", "topic", "version", "amount", "headers")
+REPLAYED = "pillarbox-replay"
+"""The one header that a copy may have beyond the first one's."""
 REFUSED, DEAD_LETTER = "refused", "dead letter"
 """The fates of poison: dead in the outbox, because no broker takes it; dead in the inbox, because no handler lives."""
 MOST_FINDINGS = 20
@@ -105,13 +107,52 @@ def _once(effects: Report) -> Judgement:
 
 
 def _unchanged(evidence: Evidence, events: Mapping[str, Event]) -> Judgement:
-    findings = []
-    for where, seen in (("on the wire", evidence.wire), ("applied", evidence.effects)):
-        for one in seen:
-            meant = events.get(one["id"])
-            other = [name for name in SAME if meant is not None and name in one and one[name] != meant[name]]
-            findings += [f"changed: {one['id']} is {where} with {name} {one[name]!r}" for name in other]
-    return Judgement("C6", "payload and headers unchanged", not findings, f"{len(findings)} changed", findings)
+    """Compare all that a message is made of, and all that a handler was given, with what its writer meant."""
+    findings, seen = [], set[str]()
+    for message in evidence.wire:
+        id, headers = message["id"], dict(message["headers"])
+        if id in seen:
+            headers.pop(REPLAYED, None)
+        seen.add(id)
+        if id in events:
+            said = {
+                "topic": message["topic"],
+                "key": message["key"],
+                "headers": headers,
+                "body": _value(message["body"]),
+            }
+            findings += _changes(id, "on the wire", said, _meant_message(events[id]))
+    for effect in evidence.effects:
+        if (meant := events.get(effect["id"])) is not None:
+            findings += _changes(effect["id"], "applied", effect, {name: meant[name] for name in effect})
+    compared = f"{len(evidence.wire):,} messages and {len(evidence.effects):,} effects, {len(findings)} changed"
+    return Judgement("C6", "payload and headers unchanged", not findings, compared, findings)
+
+
+def _meant_message(event: Event) -> dict[str, Any]:
+    """Say what the broker must have of an event: nothing less, nothing else."""
+    kind, _, account = event["aggregate"].partition("/")
+    headers = {
+        "id": event["id"], "type": event["type"], "content_type": "application/json",
+        "aggregate_type": kind, "aggregate_id": account, **event["headers"],
+    }  # fmt: skip
+    return {"topic": event["topic"], "key": account, "headers": headers, "body": event["payload"]}
+
+
+def _changes(id: str, where: str, said: Mapping[str, Any], meant: Mapping[str, Any]) -> list[str]:
+    return [
+        f"changed: {id} is {where} with {name} {said[name]!r}, and {meant[name]!r} was meant"
+        for name in said
+        if json.dumps(said[name], sort_keys=True)
+        != json.dumps(meant[name], sort_keys=True)  # 1 is neither 1.0 nor true
+    ]
+
+
+def _value(body: str) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return f"what is no JSON: {body[:80]}"
 
 
 def _at_rest(evidence: Evidence) -> Judgement:

@@ -14,6 +14,7 @@ from pillarbox.torture.stage import Stage
 from pillarbox.torture.taps import Caught, tap_at
 from pillarbox.torture.writer import TOPICS
 
+EFFECTS = "SELECT event_id, aggregate, contents FROM {p}ledger ORDER BY id"
 DEAD = "SELECT event_id, state FROM {p}pillarbox_inbox_parked WHERE state = 'dead'"
 
 
@@ -29,11 +30,11 @@ class Recording:
         statuses = asyncio.run(answers.statuses(self._stage.database))
         with closing(bank.connect()) as connection, closing(ledger.connect()) as other:
             journal = bank.run(connection, "SELECT change FROM {p}journal")
-            effects = ledger.run(other, "SELECT event_id, aggregate, version, amount FROM {p}ledger ORDER BY id")
+            effects = ledger.run(other, EFFECTS)
             dead = ledger.run(other, DEAD)
         lists = {
             "journal": [{"change": change} for (change,) in journal],
-            "effects": [{"id": e[0], "aggregate": e[1], "version": e[2], "amount": e[3]} for e in effects],
+            "effects": [{"id": id, "aggregate": line, **json.loads(says)} for id, line, says in effects],
             "statuses": [*statuses, *({"side": "inbox", "id": str(id), "status": state} for id, state in dead)],
             "wire": [_told(message) for message in tap_at(self._stage.broker).messages(TOPICS)],
         }
@@ -60,14 +61,9 @@ def counted(statuses: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _told(message: Caught) -> dict[str, Any]:
-    """Write down a message by the names that the writers use; what cannot be read will differ from what was meant."""
+    """Write down a message as the broker has it; what is no text will differ from what was meant."""
     headers = message.headers
-    try:
-        says = json.loads(message.body)
-    except ValueError:
-        says = {"version": repr(message.body[:80])}
     return {
-        "id": headers.get("id"), "type": headers.get("type"), "topic": message.topic, "at": message.at,
-        "aggregate": f"{headers.get('aggregate_type')}/{headers.get('aggregate_id')}",
-        **says, "headers": {name: value for name, value in headers.items() if name == "writer"},
+        "id": headers.get("id"), "at": message.at, "topic": message.topic, "key": message.key,
+        "headers": headers, "body": message.body.decode(errors="backslashreplace"),
     }  # fmt: skip
