@@ -226,7 +226,7 @@ class Run:
         """Say whose counters have counted everything: nobody of them was started again, nor lost his database, so that
         he could not know whether a commit of his was done."""
         struck = {one["fault"] for one in self._struck}
-        if struck & (named({"database"}) | {"cut the way to the database"}):
+        if struck & (named({"database"}) | {name for name in named({"network"}) if "database" in name}):
             return []
         started = self._programs.started
         return [who for who, name, count in (("relays", "relay", RELAYS), ("consumers", "consumer", CONSUMERS))
