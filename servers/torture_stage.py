@@ -84,7 +84,18 @@ class OwnServers:
         self._held: dict[Strike, psycopg.Connection[Any]] = {}
         self._may_be_young = isinstance(self._broker.server, RabbitMQ)
         self._broker_away: set[Strike] = set()
-        self.deeds: Mapping[str, Deed] = {**self._to_servers(), **self._to_networks(), **self._to_more()}
+        deeds = {**self._to_servers(), **self._to_networks(), **self._to_more()}
+        self.deeds: Mapping[str, Deed] = {name: deed._replace(whom=self._whom(name)) for name, deed in deeds.items()}
+
+    def _whom(self, fault: str) -> Callable[[Strike], str]:
+        """Name the server that a fault strikes, or to which it bars the way: after a failover it is another one."""
+        if "broker" in fault:
+            return lambda strike: type(self._broker.server).__name__
+        if "hint" in fault:
+            return lambda strike: "the Redis of hints"
+        if "ledger" in fault:
+            return lambda strike: "PostgreSQL of the ledger"
+        return lambda strike: "PgBouncer" if "pooler" in fault else f"PostgreSQL on port {self._postgres.port}"
 
     def versions(self) -> Sequence[str]:
         return sorted(STARTED)
@@ -95,7 +106,7 @@ class OwnServers:
             "terminate backends": Deed(lambda strike: self._terminate()),
             "hold a write transaction": Deed(self._holding("SELECT pg_current_xact_id()"), self._let_go),
             "hold a snapshot": Deed(self._holding("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"), self._let_go),
-            "restart the pooler": Deed(lambda strike: self._pooler.restart()),
+            "restart the pooler": Deed(lambda strike: self._restart_pooler()),
             "kill the broker": Deed(self._kill_broker, self._restart_broker),
             "flush the hint": Deed(lambda strike: self._flush()),
         }
@@ -127,6 +138,11 @@ class OwnServers:
             "kill the ledger's database": Deed(lambda strike: _again(books)),
             FAILOVER: Deed(lambda strike: pair.part(), fail_over),
         }
+
+    def _restart_pooler(self) -> None:
+        """Kill it: asked to end, it would wait for whoever is frozen or has lost an answer, and we for it."""
+        self._pooler.kill()
+        self._pooler.restart()
 
     def _kill_broker(self, strike: Strike) -> None:
         if self._may_be_young:

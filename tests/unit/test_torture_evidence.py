@@ -1,14 +1,17 @@
 """The judge of a torture: sound evidence holds, and each planted fault breaks the question that it belongs to."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from pillarbox.torture.evidence import copies_after, counts, latencies, read
 from pillarbox.torture.judge import judge, main
+from pillarbox.torture.report import as_json, show
 
 Lists = dict[str, list[dict[str, Any]]]
 
@@ -35,21 +38,24 @@ def effect(one: dict[str, Any]) -> dict[str, Any]:
 
 def fault(name: str, began: float, *, ended: float | None = None) -> dict[str, Any]:
     at = {"began_at": began, "ended_at": ended or began, "lasts": (ended or began) - began}
-    return {"at": began - 100.0, "fault": name, **at}
+    return {"at": began - 100.0, "fault": name, "whom": "relay-1", **at}
+
+
+DEADLY, REFUSED = {"fate": "dead letter", "poison": "deadly"}, {"fate": "refused", "poison": "too large"}
 
 
 def sound() -> tuple[Lists, dict[str, Any]]:
     """Two accounts, one change rolled back, one copy after a kill, one event that no handler survived, and one that no
     broker takes."""
     a1, a2, b1 = event("a1", 1, 1), event("a2", 1, 2), event("b1", 2, 1)
-    dead, refused = event("d1", 9, 1, type="Deadly", fate="dead letter"), event("r1", 8, 1, fate="refused")
+    dead, refused = event("d1", 9, 1, type="Deadly", **DEADLY), event("r1", 8, 1, **REFUSED)
     lists: Lists = {
         "intents/writer-0": [
             {"change": "0-1", "at": 100.9, "events": [a1, b1]},
             {"change": "0-1", "outcome": "done", "at": 101.0},
             {"change": "0-2", "events": [event("x1", 1, 2)]},
             {"change": "0-2", "outcome": "rolled back", "at": 102.0},
-            {"change": "0-3", "events": [a2, dead, refused]},
+            {"change": "0-3", "at": 102.5, "events": [a2, dead, refused]},
         ],
         "journal": [{"change": "0-1"}, {"change": "0-3"}],
         "wire": [message(one, 101.5) for one in (a1, b1, a1, a2, dead)],
@@ -64,7 +70,8 @@ def sound() -> tuple[Lists, dict[str, Any]]:
         "seed": 1, "seconds": 60, "began_at": 100.0, "faults": [fault("kill a relay", 101.0)],
         "rest_seconds": 2.0, "most_copies": 300, "copies_come_from": {"relays that died": 300}, "replayed": 0,
         "told": {"pending": 0, "dead": 1}, "tables": {"pending": 0, "dead": 1}, "words": [], "servers": [],
-        "repeat": ["kill a relay"], "counts_are_whole": ["consumers"],
+        "repeat": ["kill a relay"], "prunes": False, "pruned": 0, "left_out": [], "deadly": [],
+        "counts_are_whole": ["consumers"],
         "metrics": {
             "relays": [
                 {"process": f"relay-{n}", "pending_events": 0.0, "dead_events": 1.0, "published_total": 1.0 + n}
@@ -257,7 +264,7 @@ def test_a_list_that_was_cut_off_proves_nothing(cut: str, tmp_path: Path) -> Non
 def test_what_was_pruned_has_no_status_any_more(tmp_path: Path) -> None:
     lists, facts = sound()
     _without("statuses", "a1")(lists, facts)
-    write(tmp_path, lists, {**facts, "faults": [*facts["faults"], fault("prune", 105.0)]})
+    write(tmp_path, lists, {**facts, "prunes": True})
     assert broken(tmp_path) == []
 
 
@@ -317,3 +324,35 @@ def test_what_was_rolled_back_is_a_phantom_in_a_failover_too(tmp_path: Path) -> 
     lists["intents/writer-0"][-1]["outcome"] = "rolled back"
     write(tmp_path, lists, facts)
     assert broken(tmp_path) == ["C2"]
+
+
+def test_the_report_has_each_fault_and_each_poison_with_whom_it_struck_and_for_how_long(tmp_path: Path) -> None:
+    lists, facts = sound()
+    facts["faults"].append(fault("freeze a relay", 103.0, ended=107.5))
+    facts["deadly"] = [{"id": "d1", "at": 103.0, "whom": "consumer-2"}, {"id": "d1", "at": 104.5, "whom": "consumer-4"}]
+    facts["left_out"] = [{"what": "faults of clock", "faults": ["set a clock"], "reason": "there is one clock"}]
+    facts["pruned"] = 17
+    write(tmp_path, lists, facts)
+    evidence = read(tmp_path)
+    said = json.loads(as_json(evidence, judge(evidence), "pillarbox torture --seed 1"))
+    assert (said["left_out"], said["pruned"], said["repeat_with"]) == (
+        facts["left_out"],
+        17,
+        "pillarbox torture --seed 1",
+    )
+    assert [(one["at"], one["fault"], one["whom"], one["lasts"]) for one in said["fault_log"]] == [
+        (1.0, "kill a relay", "relay-1", 0.0), (3.0, "freeze a relay", "relay-1", 4.5)
+    ]  # fmt: skip
+    told = ("at", "poison", "id", "whom", "lasted", "ended")
+    assert [tuple(one[name] for name in told) for one in said["poison_log"]] == [
+        (2.5, "deadly", "d1", ["consumer-2", "consumer-4"], 1.5, "dead in the inbox"),
+        (2.5, "too large", "r1", [], 0.0, "dead in the outbox"),
+    ]  # fmt: skip
+    shown = Console(record=True, width=160, file=io.StringIO())
+    show(shown, evidence, judge(evidence))
+    text = " ".join(shown.export_text().split())
+    for words in (
+        "3.00 s │ freeze a relay │ relay-1 │ 4.5 s", "consumer-2, consumer-4 │ 1.5 s │ dead in the inbox",
+        "too large │ r1 │ nobody", "left out: faults of clock: there is one clock",
+    ):  # fmt: skip
+        assert words in text

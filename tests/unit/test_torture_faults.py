@@ -10,8 +10,19 @@ import pytest
 from pillarbox.errors import MissingExtra
 from pillarbox.torture import clocks
 from pillarbox.torture.deeds import REPEAT_NOTHING
-from pillarbox.torture.faults import FAILOVER, GROUPS, KINDS, SERVERS, Strike, groups_of, named, plan
-from pillarbox.torture.stage import ANYWHERE, GivenServers, left_out, offered
+from pillarbox.torture.faults import (
+    FAILOVER,
+    GROUPS,
+    KINDS,
+    SERVERS,
+    TOO_LARGE,
+    UNROUTABLE,
+    Strike,
+    groups_of,
+    named,
+    plan,
+)
+from pillarbox.torture.stage import ANYWHERE, NOT_OURS, GivenServers, left_out, offered
 from pillarbox.torture.taps import tap_at
 from servers.fault_proxy import FaultProxy
 from servers.torture_stage import Way
@@ -104,17 +115,19 @@ def test_what_cannot_be_made_on_servers_of_somebody_else_is_said(
     monkeypatch.setattr(clocks, "LIBRARIES", ())
     stage = GivenServers("postgresql://host/shop", "kafka://host", tmp_path)
     assert offered(stage, GROUPS) == ANYWHERE
-    assert left_out(stage, GROUPS) == [
-        "left out, because these servers are not ours: faults of database, broker, network",
+    assert [str(one) for one in left_out(stage, GROUPS)] == [
+        f"left out: faults of database, broker, network: {NOT_OURS}",
         "left out: faults of clock: libfaketime is not installed (Debian's package faketime)",
     ]
+    names = {name for one in left_out(stage, GROUPS) for name in one.faults}
+    assert names == (ALL - ANYWHERE) | {TOO_LARGE, UNROUTABLE}
     assert left_out(stage, ["relay", "admin"]) == []
 
 
 def test_clocks_of_relays_can_be_set_on_anybodys_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "LIBRARIES", (tmp_path / "libfaketime.so.1",))
     assert offered(GivenServers("postgresql://host/shop", "kafka://host", tmp_path), ["clock"]) == named({"clock"})
-    assert left_out(GivenServers(None, None, tmp_path), ["clock"]) == [
+    assert [str(one) for one in left_out(GivenServers(None, None, tmp_path), ["clock"])] == [
         "left out: faults of clock: whoever uses a file of SQLite is on one machine, which has one clock"
     ]
 

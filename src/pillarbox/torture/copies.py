@@ -25,7 +25,7 @@ def copies_come_from(
     broken = sum(one["fault"] not in REPEAT_NOTHING | {FAILOVER} for one in faults)
     failovers = [one for one in faults if one["fault"] == FAILOVER]
     return {
-        "relays that died": cast.relay_deaths * AT_ONCE,
+        "relays that died": len(cast.relays_died_at) * AT_ONCE,
         "lanes that were lost": _lanes_lost(logs) * AT_ONCE,
         "answers that may have been lost": RELAYS * broken * AT_ONCE,
         "replays": replayed(logs),

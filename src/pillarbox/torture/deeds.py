@@ -10,11 +10,11 @@ from pillarbox.torture.processes import Process
 from pillarbox.torture.stage import Deed
 from pillarbox.torture.writer import TOPICS
 
-PAUSE = "pause a topic"
+PAUSE, PRUNE = "pause a topic", "prune"
 REPEAT_NOTHING = frozenset(
     (
         *(f"{what} a {who}" for who in ("relay", "consumer") for what in ("kill", "stop")),  # deaths count themselves
-        *("freeze a consumer", "replay", "prune", PAUSE, "retry dead events", "flush the hint"),
+        *("freeze a consumer", "replay", PRUNE, PAUSE, "retry dead events", "flush the hint"),
         *("hold a write transaction", "hold a snapshot", "kill the ledger's database"),
         *("set a relay's clock forward", "set a relay's clock back"),
     )
@@ -76,12 +76,18 @@ class Deeds:
     def __call__(self) -> Mapping[str, Deed]:
         """Give every fault that can be made here."""
         deeds = {
-            "replay": Deed(lambda one: self._type("replay", "--topic", _topic(one), "--since", "2 s", "--yes")),
-            "prune": Deed(lambda one: self._type("prune", "--set", "retention.published=none", "--yes")),
-            "retry dead events": Deed(self._retry),
+            "replay": Deed(
+                lambda one: self._type("replay", "--topic", _topic(one), "--since", "2 s", "--yes"), whom=_topic
+            ),
+            PRUNE: Deed(
+                lambda one: self._type("prune", "--set", "retention.published=none", "--yes"),
+                whom=lambda one: "the outbox",
+            ),
+            "retry dead events": Deed(self._retry, whom=lambda one: "the inbox" if _of_inbox(one) else "the outbox"),
             PAUSE: Deed(
                 lambda one: self._type("pause", _topic(one), "--why", "torture"),
                 lambda one: self._type("resume", _topic(one)),
+                whom=_topic,
             ),
         }
         for name, members in (("relay", self._cast.relays), ("consumer", self._cast.consumers)):
@@ -94,25 +100,38 @@ class Deeds:
         self._operator.type(*words)
 
     def _retry(self, strike: Strike) -> None:
-        inbox = strike.whom % 2 == 0
+        inbox = _of_inbox(strike)
         self._operator.type("dead", "retry", "--all", "--yes", *(["--inbox"] if inbox else []), ledger=inbox)
 
     def _to(self, clocks: Clocks) -> Mapping[str, Deed]:
         def by(hours: int) -> Callable[[Strike], None]:
             return lambda strike: clocks.set(strike.whom % len(self._cast.relays), hours)
 
-        return {"set a relay's clock forward": Deed(by(1), by(0)), "set a relay's clock back": Deed(by(-1), by(0))}
+        def whom(strike: Strike) -> str:
+            return self._cast.relays[strike.whom % len(self._cast.relays)].process.name
+
+        return {
+            "set a relay's clock forward": Deed(by(1), by(0), whom),
+            "set a relay's clock back": Deed(by(-1), by(0), whom),
+        }
 
 
 def _deeds_to(name: str, members: Sequence[Member]) -> Mapping[str, Deed]:
     def whom(strike: Strike) -> Member:
         return members[strike.whom % len(members)]
 
+    def called(strike: Strike) -> str:
+        return whom(strike).process.name
+
     return {
-        f"kill a {name}": Deed(lambda strike: whom(strike).kill()),
-        f"stop a {name}": Deed(lambda strike: whom(strike).stop()),
-        f"freeze a {name}": Deed(lambda strike: whom(strike).freeze(), lambda strike: whom(strike).thaw()),
+        f"kill a {name}": Deed(lambda strike: whom(strike).kill(), whom=called),
+        f"stop a {name}": Deed(lambda strike: whom(strike).stop(), whom=called),
+        f"freeze a {name}": Deed(lambda strike: whom(strike).freeze(), lambda strike: whom(strike).thaw(), called),
     }
+
+
+def _of_inbox(strike: Strike) -> bool:
+    return strike.whom % 2 == 0
 
 
 def _topic(strike: Strike) -> str:

@@ -6,6 +6,7 @@
 import json
 import os
 import signal
+import time
 from typing import Any
 
 from pillarbox import Event
@@ -31,6 +32,7 @@ def book(connection: Any, event: Event[dict[str, Any]]) -> None:
 
 def die(connection: Any, event: Event[dict[str, Any]]) -> None:
     """Kill this process, as code that runs out of memory would."""
+    print(json.dumps({"deadly": str(event.id), "deadly_at": time.time()}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -125,6 +125,31 @@ def counts(evidence: Evidence) -> dict[str, int]:
     }
 
 
+def poison_log(evidence: Evidence) -> Sequence[Event]:
+    """Say of each poison that was committed when it came, whom it has killed over how long, and how it ended."""
+    done, _ = resolve(evidence.changes, set(evidence.journal), [])
+    began = evidence.facts["began_at"]
+    ended = {one["id"]: f"{one['status']} in the {one['side']}" for one in evidence.statuses}
+    struck: dict[str, list[Event]] = {}
+    for one in evidence.facts["deadly"]:
+        struck.setdefault(one["id"], []).append(one)
+    return [
+        {
+            "at": round((change.at or began) - began, 2), "poison": event["poison"], "id": event["id"],
+            "aggregate": event["aggregate"], "whom": [one["whom"] for one in struck.get(event["id"], ())],
+            "lasted": _span([one["at"] for one in struck.get(event["id"], ())]),
+            "ended": ended.get(event["id"], "without a status"),
+        }
+        for change in done
+        for event in change.events
+        if "poison" in event
+    ]  # fmt: skip
+
+
+def _span(times: Sequence[float]) -> float:
+    return round(max(times) - min(times), 2) if times else 0.0
+
+
 def copies_after(evidence: Evidence) -> Mapping[str, int]:
     """Count copies by the last fault before each that may have made it; as far as the broker says when it had them."""
     faults = sorted(

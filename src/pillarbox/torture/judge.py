@@ -167,8 +167,7 @@ def _statuses(evidence: Evidence, committed: Mapping[str, Event]) -> Judgement:
     """Each committed event is published, or dead where that is its fate; figures and metrics say what tables say."""
     outbox = {id: "dead" if event.get("fate") == REFUSED else "published" for id, event in committed.items()}
     inbox = {id: "dead" for id, event in committed.items() if event.get("fate") == DEAD_LETTER}
-    prunes = any(one["fault"] == "prune" for one in evidence.facts["faults"])
-    pruned = {message["id"] for message in evidence.wire} if prunes else set()
+    pruned = {message["id"] for message in evidence.wire} if evidence.facts["prunes"] else set()
     findings = [*_one_each(evidence, "outbox", outbox, pruned), *_one_each(evidence, "inbox", inbox, set())]
     tables, told = evidence.facts["tables"], evidence.facts["told"]
     findings += [

@@ -45,7 +45,11 @@ def torture(
     """Torture on a stage, in an empty directory; give the exit code. `command` repeats the run, and is said first and
     however it ends; a place that was to be thrown away is kept where it failed."""
     bank_at(stage.database), tap_at(stage.broker)  # what it cannot use is refused before anything is said
-    for sentence in (f"seed {seed}, {minutes:g} min, in {place.path}", *left_out(stage, groups), _repeat(command)):
+    for sentence in (
+        f"seed {seed}, {minutes:g} min, in {place.path}",
+        *map(str, left_out(stage, groups)),
+        _repeat(command),
+    ):
         _say(sentence)
     console = Console()
     try:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,29 @@ def counted(statuses: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Count the events of the outbox by their status."""
     states = Counter(one["status"] for one in statuses if one["side"] == "outbox")
     return {name: states[name] for name in ("pending", "retrying", "blocked", "dead")}
+
+
+def pruned(logs: Path) -> int:
+    """Count the rows that operators have pruned, by the commands' own word."""
+    return sum(said["pruned"] for log in logs.glob("prune-*.log") for said in _lines(log) if "pruned" in said)
+
+
+def deadly(logs: Path) -> list[dict[str, Any]]:
+    """Say which consumer an event has killed and when, by that one's last words."""
+    found = [
+        {"id": said["deadly"], "at": said["deadly_at"], "whom": log.stem}
+        for log in logs.glob("consumer-*.log")
+        for said in _lines(log)
+        if "deadly" in said
+    ]
+    return sorted(found, key=lambda one: float(one["at"]))
+
+
+def _lines(log: Path) -> Iterator[dict[str, Any]]:
+    """Read the lines of JSON; who is killed may leave half a line, and so may a clock's library."""
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith("{") and line.endswith("}"):
+            yield json.loads(line)
 
 
 def _told(message: Caught) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pillarbox.torture.evidence import Evidence, copies_after, counts, latencies
+from pillarbox.torture.evidence import Event, Evidence, copies_after, counts, latencies, poison_log
 from pillarbox.torture.judge import Judgement
 
 
@@ -17,6 +17,11 @@ def show(console: Console, evidence: Evidence, judgements: Sequence[Judgement]) 
     console.print(_pairs({name.replace("_", " "): value for name, value in counts(evidence).items()}))
     if struck:
         console.print(_pairs(dict(sorted(struck.items())), "faults that struck"))
+        console.print(_fault_log(evidence))
+    if poisons := poison_log(evidence):
+        console.print(_poison_log(poisons))
+    for one in evidence.facts["left_out"]:
+        console.print(f"left out: {one['what']}: {one['reason']}", highlight=False)
     if came := copies_after(evidence):
         console.print(_pairs({f"after: {name}": count for name, count in came.items()}, "copies, by the fault before"))
     console.print(_judged(judgements))
@@ -37,6 +42,9 @@ def as_json(evidence: Evidence, judgements: Sequence[Judgement], command: str) -
         },
         "latency_seconds": {name: _percentile(took, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
         "fault_log": facts["faults"],
+        "poison_log": poison_log(evidence),
+        "left_out": facts["left_out"],
+        "pruned": facts["pruned"],
         "copies_come_from": facts["copies_come_from"],
         "copies_after": copies_after(evidence),
         "metrics": facts["metrics"],
@@ -55,6 +63,26 @@ def _pairs(values: Mapping[str, int], title: str | None = None) -> Table:
     table.add_column(justify="right", min_width=8)
     for name, value in values.items():
         table.add_row(name, f"{value:,}")
+    return table
+
+
+def _fault_log(evidence: Evidence) -> Table:
+    table = Table(title="fault log", title_justify="left")
+    for column in ("at", "what", "whom", "for"):
+        table.add_column(column)
+    for one in evidence.facts["faults"]:
+        lasted = one["ended_at"] - one["began_at"] if one["lasts"] else 0.0
+        table.add_row(f"{one['at']:.2f} s", one["fault"], one["whom"], f"{lasted:.1f} s" if lasted else "at once")
+    return table
+
+
+def _poison_log(poisons: Sequence[Event]) -> Table:
+    table = Table(title="events that are poison", title_justify="left")
+    for column in ("at", "what", "event", "killed", "for", "ended"):
+        table.add_column(column)
+    for one in poisons:
+        killed, lasted = ", ".join(one["whom"]) or "nobody", f"{one['lasted']:.1f} s" if one["lasted"] else ""
+        table.add_row(f"{one['at']:.2f} s", one["poison"], one["id"], killed, lasted, one["ended"])
     return table
 
 

@@ -15,14 +15,14 @@ from pillarbox.torture.bank import SCHEMA, bank_at
 from pillarbox.torture.cast import Cast
 from pillarbox.torture.clocks import Clocks, clean_up
 from pillarbox.torture.copies import copies_come_from, may_repeat, replayed
-from pillarbox.torture.deeds import PAUSE, Deeds, Operator
+from pillarbox.torture.deeds import PAUSE, PRUNE, Deeds, Operator
 from pillarbox.torture.evidence import Evidence, read
 from pillarbox.torture.faults import DEADLY, Strike, named, plan
 from pillarbox.torture.judge import DEAD_LETTER, REST
 from pillarbox.torture.processes import Process, Processes, ProcessFailed
 from pillarbox.torture.programs import CONSUMERS, RELAYS, WRITERS, Programs
-from pillarbox.torture.recording import Recording, counted
-from pillarbox.torture.stage import CLOCKS, Deed, Stage, offered
+from pillarbox.torture.recording import Recording, counted, deadly, pruned
+from pillarbox.torture.stage import CLOCKS, Deed, Stage, left_out, offered
 from pillarbox.torture.taps import tap_at
 from pillarbox.torture.writer import TOPICS
 
@@ -50,7 +50,7 @@ class Run:
         tell: Callable[[Progress], None] = lambda progress: None,
     ) -> None:  # fmt: skip
         self._stage, self._directory, self._seconds, self._seed, self._tell = stage, directory, seconds, seed, tell
-        self._offered = offered(stage, groups)
+        self._offered, self._left_out = offered(stage, groups), left_out(stage, groups)
         self._poisons = [*(stage.poisons if "broker" in groups else ()), *([DEADLY] if "consumer" in groups else ())]
         self._bank, self._tap = bank_at(stage.database), tap_at(stage.broker)
         self._struck: list[dict[str, Any]] = []
@@ -66,7 +66,8 @@ class Run:
         try:
             with Processes(self._directory / "logs") as processes:
                 self._programs = Programs(
-                    self._stage, self._directory, processes, self._seed, clocks, hurried=bool(self._offered)
+                    self._stage, self._directory, processes, self._seed, clocks, hurried=bool(self._offered),
+                    prunes=PRUNE in self._offered,
                 )  # fmt: skip
                 pids = self._programs.relay_pids
                 self._go(clocks)
@@ -149,7 +150,11 @@ class Run:
     def _strike(self, strike: Strike) -> dict[str, Any]:
         now = time.time()
         self._tell(Progress("faults", now - self._started, len(self._struck), strike.name))
-        told = {"at": round(now - self._started, 2), "fault": strike.name, "lasts": strike.lasts, "began_at": now}
+        whom = self._deeds[strike.name].whom(strike)  # who is killed has another name afterwards
+        told = {
+            "at": round(now - self._started, 2), "fault": strike.name, "whom": whom, "lasts": strike.lasts,
+            "began_at": now,
+        }  # fmt: skip
         self._deeds[strike.name].strike(strike)
         self._struck.append({**told, "ended_at": time.time()} if not strike.lasts else told)
         self._last_fault = time.time() + strike.lasts
@@ -207,6 +212,8 @@ class Run:
             "metrics": self._metrics(told), "counts_are_whole": self._counts_are_whole(),
             "copies_come_from": repeats, "most_copies": sum(repeats.values()), "replayed": replayed(logs),
             "repeat": sorted(set(filter(may_repeat, (one["fault"] for one in self._struck)))),
+            "left_out": [one._asdict() for one in self._left_out], "deadly": deadly(logs), "pruned": pruned(logs),
+            "prunes": PRUNE in self._offered,
             "words": self._cast.words, "servers": list(self._stage.versions()),
         })  # fmt: skip
 
