@@ -12,6 +12,7 @@ from rich.console import Console
 from pillarbox.torture.evidence import copies_after, counts, latencies, read
 from pillarbox.torture.judge import judge, main
 from pillarbox.torture.report import as_json, show
+from pillarbox.torture.waiting import waiting
 
 Lists = dict[str, list[dict[str, Any]]]
 
@@ -68,7 +69,8 @@ def sound() -> tuple[Lists, dict[str, Any]]:
     }  # fmt: skip
     facts = {
         "seed": 1, "seconds": 60, "began_at": 100.0, "faults": [fault("kill a relay", 101.0)],
-        "rest_seconds": 2.0, "most_copies": 300, "copies_come_from": {"relays that died": 300}, "replayed": 0,
+        "rest_seconds": 2.0, "waited": [[0.1, 5], [2.0, 0]], 
+        "most_copies": 300, "copies_come_from": {"relays that died": 300}, "replayed": 0,
         "told": {"pending": 0, "dead": 1}, "tables": {"pending": 0, "dead": 1}, "words": [], "servers": [],
         "repeat": ["kill a relay"], "prunes": False, "pruned": 0, "left_out": [], "deadly": [],
         "counts_are_whole": ["consumers"],
@@ -356,3 +358,60 @@ def test_the_report_has_each_fault_and_each_poison_with_whom_it_struck_and_for_h
         "too large │ r1 │ nobody", "left out: faults of clock: there is one clock",
     ):  # fmt: skip
         assert words in text
+
+
+def _stuck(lists: Lists, facts: dict[str, Any]) -> None:
+    """Let one event wait at each place where one can."""
+    ids = {
+        "p1": "pending", "k1": "retrying", "k2": "blocked", "o1": "dead", "n1": "published", "c1": "published",
+        "i1": "published", "i2": "published",
+    }  # fmt: skip
+    events = [event(id, 20 + n, 1) for n, id in enumerate(ids)]
+    lists["intents/writer-0"].append({"change": "0-9", "at": 103.0, "events": events})
+    lists["journal"].append({"change": "0-9"})
+    lists["wire"] += [message(one, 103.5) for one in events if one["id"] in ("c1", "i1", "i2")]
+    lists["statuses"] += [{"side": "outbox", "id": id, "status": status} for id, status in ids.items()]
+    parked = {"i1": "retrying", "i2": "dead", "c1": "suspect"}
+    lists["statuses"] += [{"side": "inbox", "id": id, "status": status} for id, status in parked.items()]
+
+
+def test_what_waits_is_told_by_its_place(tmp_path: Path) -> None:
+    lists, facts = sound()
+    _stuck(lists, facts)
+    write(tmp_path, lists, {**facts, "rest_seconds": None})
+    evidence = read(tmp_path)
+    places = {
+        "pending in the outbox": 1, "parked in the outbox": 2, "dead in the outbox": 1, "dead in the inbox": 1,
+        "neither in the outbox nor at the broker": 1, "at the broker, not consumed": 1, "parked in the inbox": 1,
+    }  # fmt: skip
+    assert waiting(evidence) == places
+    findings = next(one.findings for one in judge(evidence) if one.question == "C7")
+    assert set(findings[1:]) == {f"waits: {count} {place}" for place, count in places.items()}
+    assert json.loads(as_json(evidence, judge(evidence), ""))["waiting"] == places
+
+
+def test_where_all_is_well_nothing_waits(tmp_path: Path) -> None:
+    write(tmp_path, *sound())
+    assert waiting(read(tmp_path)) == {}
+
+
+@pytest.mark.parametrize(
+    ("waited", "says"),
+    [
+        ([(1.0, 50), (60.0, 40), (75.0, 40), (180.0, 40)], "a standstill: nothing has moved for 120 s, and 40 wait"),
+        ([(1.0, 50), (180.0, 50)], "a standstill: nothing has moved for 179 s, and 50 wait"),
+        (
+            [(1.0, 500), (169.0, 90), (171.0, 80), (175.0, 80), (180.0, 60)],
+            "it moves: 20 of 80 in the last 10 s",
+        ),
+        ([(1.0, 50), (20.0, 50), (75.0, 0)], "slow, and it moves: 0 of 0 in the last 10 s, and 0 wait"),
+        ([], "nobody has looked"),
+    ],
+    ids=["since long", "from the beginning", "slowly", "all gone in the end", "nobody"],
+)
+def test_a_standstill_is_told_from_slowness(waited: list[tuple[float, int]], says: str, tmp_path: Path) -> None:
+    lists, facts = sound()
+    write(tmp_path, lists, {**facts, "rest_seconds": None, "waited": waited})
+    [finding] = [one.findings[0] for one in judge(read(tmp_path)) if one.question == "C7"]
+    assert finding.startswith("it never came to rest; ")
+    assert says in finding

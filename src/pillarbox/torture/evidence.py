@@ -22,6 +22,8 @@ from pillarbox.torture.checker import Change, changes_in, resolve
 
 Event = Mapping[str, Any]
 """What is known of an event, by the names that the writers use."""
+REFUSED, DEAD_LETTER = "refused", "dead letter"
+"""The fates of poison: dead in the outbox, because no broker takes it; dead in the inbox, because no handler lives."""
 FLUSHED = 2.0
 """Seconds until what committed without waiting for the disk is with a standby as well; three times what PostgreSQL
 allows itself."""

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pillarbox.torture.checker import History, Report, Seen, check, in_commit_order, resolve
-from pillarbox.torture.evidence import Event, Evidence, read
+from pillarbox.torture.evidence import DEAD_LETTER, REFUSED, Event, Evidence, read
+from pillarbox.torture.waiting import pace, waiting
 
 REST = 60.0
 """Within so many seconds after the last fault, everything is published and applied."""
 REPLAYED = "pillarbox-replay"
 """The one header that a copy may have beyond the first one's."""
-REFUSED, DEAD_LETTER = "refused", "dead letter"
-"""The fates of poison: dead in the outbox, because no broker takes it; dead in the inbox, because no handler lives."""
 MOST_FINDINGS = 20
 
 
@@ -156,11 +155,14 @@ def _value(body: str) -> Any:
 
 
 def _at_rest(evidence: Evidence) -> Judgement:
-    rest = evidence.facts["rest_seconds"]
-    if rest is None:
-        return Judgement("C7", "at rest soon after the last fault", False, "never", ["it never came to rest"])
-    findings = [f"late: at rest {rest:.1f} s after the last fault"] if rest > REST else []
-    return Judgement("C7", "at rest soon after the last fault", not findings, f"after {rest:.1f} s", findings)
+    """Where it took too long, tell what waits where, and whether anything still moves."""
+    rest, title = evidence.facts["rest_seconds"], "at rest soon after the last fault"
+    if rest is not None and rest <= REST:
+        return Judgement("C7", title, True, f"after {rest:.1f} s")
+    seen = "never" if rest is None else f"after {rest:.1f} s"
+    came = "it never came to rest" if rest is None else f"late: at rest {rest:.1f} s after the last fault"
+    where = [f"waits: {count:,} {place}" for place, count in waiting(evidence).items()]
+    return Judgement("C7", title, False, seen, [f"{came}; {pace(evidence.facts['waited'])}", *where])
 
 
 def _statuses(evidence: Evidence, committed: Mapping[str, Event]) -> Judgement:
@@ -183,7 +185,9 @@ def _statuses(evidence: Evidence, committed: Mapping[str, Event]) -> Judgement:
 
 def _one_each(evidence: Evidence, side: str, meant: Mapping[str, str], pruned: set[str]) -> list[str]:
     gone = evidence.lost_by_failover
-    said = [one for one in evidence.statuses if one["side"] == side and one["id"] not in gone]
+    here = [one for one in evidence.statuses if one["side"] == side and one["id"] not in gone]
+    # What else an inbox has parked waits for something, which C7 sees, or is a note about what was applied.
+    said = [one for one in here if side == "outbox" or one["status"] == "dead"]
     times = Counter(one["id"] for one in said)
     findings = [f"status: {id} has {count} of them ({side})" for id, count in times.items() if count > 1]
     findings += [

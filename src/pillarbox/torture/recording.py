@@ -15,7 +15,7 @@ from pillarbox.torture.taps import Caught, tap_at
 from pillarbox.torture.writer import TOPICS
 
 EFFECTS = "SELECT event_id, aggregate, contents FROM {p}ledger ORDER BY id"
-DEAD = "SELECT event_id, state FROM {p}pillarbox_inbox_parked WHERE state = 'dead'"
+PARKED = "SELECT event_id, state FROM {p}pillarbox_inbox_parked"
 
 
 class Recording:
@@ -31,11 +31,11 @@ class Recording:
         with closing(bank.connect()) as connection, closing(ledger.connect()) as other:
             journal = bank.run(connection, "SELECT change FROM {p}journal")
             effects = ledger.run(other, EFFECTS)
-            dead = ledger.run(other, DEAD)
+            parked = ledger.run(other, PARKED)
         lists = {
             "journal": [{"change": change} for (change,) in journal],
             "effects": [{"id": id, "aggregate": line, **json.loads(says)} for id, line, says in effects],
-            "statuses": [*statuses, *({"side": "inbox", "id": str(id), "status": state} for id, state in dead)],
+            "statuses": [*statuses, *({"side": "inbox", "id": str(id), "status": state} for id, state in parked)],
             "wire": [_told(message) for message in tap_at(self._stage.broker).messages(TOPICS)],
         }
         for name, entries in lists.items():

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from pillarbox.torture.evidence import Event, Evidence, copies_after, counts, latencies, poison_log
 from pillarbox.torture.judge import Judgement
+from pillarbox.torture.waiting import waiting
 
 
 def show(console: Console, evidence: Evidence, judgements: Sequence[Judgement]) -> None:
@@ -44,6 +45,9 @@ def as_json(evidence: Evidence, judgements: Sequence[Judgement], command: str) -
         "fault_log": facts["faults"],
         "poison_log": poison_log(evidence),
         "left_out": facts["left_out"],
+        "rest_seconds": facts["rest_seconds"],
+        "waiting": waiting(evidence),
+        "waited": facts["waited"],
         "pruned": facts["pruned"],
         "copies_come_from": facts["copies_come_from"],
         "copies_after": copies_after(evidence),

@@ -16,9 +16,9 @@ from pillarbox.torture.cast import Cast
 from pillarbox.torture.clocks import Clocks, clean_up
 from pillarbox.torture.copies import copies_come_from, may_repeat, replayed
 from pillarbox.torture.deeds import PAUSE, PRUNE, Deeds, Operator
-from pillarbox.torture.evidence import Evidence, read
+from pillarbox.torture.evidence import DEAD_LETTER, Evidence, read
 from pillarbox.torture.faults import DEADLY, Strike, named, plan
-from pillarbox.torture.judge import DEAD_LETTER, REST
+from pillarbox.torture.judge import REST
 from pillarbox.torture.processes import Process, Processes, ProcessFailed
 from pillarbox.torture.programs import CONSUMERS, RELAYS, WRITERS, Programs
 from pillarbox.torture.recording import Recording, counted, deadly, pruned
@@ -168,27 +168,30 @@ class Run:
         """Wait until all that was committed is published and applied; give the seconds since the last fault."""
         self._cast.thaw()
         over = time.time() + LONGEST_REST
+        self._waited: list[tuple[float, int]] = []
         while time.time() < over:
             self._cast.look()
             self._operator.look()
             self._tell(Progress("rest", time.time() - self._started, len(self._struck)))
-            if self._operator.is_done and self._is_at_rest():
+            waiting = self._waiting()
+            self._waited.append((round(time.time() - self._last_fault, 2), waiting))
+            if self._operator.is_done and not waiting:
                 # A handler that kills its process is a fault like any other.
                 return time.time() - max(self._last_fault, self._cast.killed_itself_at)
             time.sleep(5 * LOOK_EVERY)
         return None
 
-    def _is_at_rest(self) -> bool:
-        """Tell whether all has gone its way: into the ledger, or to the dead letters, where that is its fate."""
+    def _waiting(self) -> int:
+        """Count what has not gone its way yet, and how much that still is: into the ledger, or to the dead letters,
+        where that is its fate. Who is not applied and not published yet counts twice: each step is a move."""
         meant = self._meant()
         ledger = bank_at(self._stage.ledger)
         with closing(ledger.connect()) as connection:
             applied = {str(id) for (id,) in ledger.run(connection, "SELECT event_id FROM {p}ledger")}
             dead = ledger.run(connection, "SELECT event_id FROM {p}pillarbox_inbox_parked WHERE state = 'dead'")
-        if not (meant[None] <= applied and meant[DEAD_LETTER] <= {str(id) for (id,) in dead}):
-            return False
+        unmoved = len(meant[None] - applied) + len(meant[DEAD_LETTER] - {str(id) for (id,) in dead})
         told = asyncio.run(answers.figures(self._stage.database))
-        return not any(told[name] for name in ("pending", "retrying", "blocked", "delayed"))
+        return unmoved + sum(told[name] for name in ("pending", "retrying", "blocked", "delayed"))
 
     def _meant(self) -> Mapping[str | None, set[str]]:
         """Give the ids of what was committed, by the writers' own word and the journal, by their fate."""
@@ -208,7 +211,7 @@ class Run:
         repeats = copies_come_from(self._struck, self._cast, logs, (message["at"] for message in lists["wire"]))
         recording.write_facts({
             "seed": self._seed, "seconds": self._seconds, "began_at": self._started, "faults": self._struck,
-            "rest_seconds": rest, "told": told, "tables": counted(lists["statuses"]),
+            "rest_seconds": rest, "waited": self._waited, "told": told, "tables": counted(lists["statuses"]),
             "metrics": self._metrics(told), "counts_are_whole": self._counts_are_whole(),
             "copies_come_from": repeats, "most_copies": sum(repeats.values()), "replayed": replayed(logs),
             "repeat": sorted(set(filter(may_repeat, (one["fault"] for one in self._struck)))),

@@ -16,8 +16,8 @@ from typing import Any
 from pillarbox import Event
 from pillarbox.errors import StoreUnavailable
 from pillarbox.torture.bank import OWN, SHARED, Bank, bank_at
+from pillarbox.torture.evidence import DEAD_LETTER, REFUSED
 from pillarbox.torture.faults import DEADLY, TOO_LARGE, UNROUTABLE
-from pillarbox.torture.judge import DEAD_LETTER, REFUSED
 
 TOPICS = ("torture-accounts", "torture-others", "torture-more")
 """An account's events go to one of these, by its number."""
