@@ -284,7 +284,7 @@ def test_who_kills_himself_is_started_again_and_that_is_a_fault(tmp_path: Path) 
         while cast.killed_itself_at == 0.0 and time.monotonic() < until:
             cast.look()
         assert time.time() - 30 < cast.killed_itself_at <= time.time()
-        assert (cast.relays_died_at, cast.words, cast.consumers[0].deaths) == ([], [], 1)
+        assert (cast.relays_died, cast.words, cast.consumers[0].deaths) == ([], [], 1)
 
 
 def test_a_command_that_counts_is_typed_until_it_has_done_what_it_says(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pillarbox.torture.evidence import copies_after, counts, latencies, read
+from pillarbox.torture.blame import REACH
+from pillarbox.torture.evidence import causes, copies_come_from, counts, latencies, read
 from pillarbox.torture.judge import judge, main
 from pillarbox.torture.report import as_json, show
 from pillarbox.torture.waiting import waiting
@@ -42,6 +43,11 @@ def fault(name: str, began: float, *, ended: float | None = None) -> dict[str, A
     return {"at": began - 100.0, "fault": name, "whom": "relay-1", **at}
 
 
+def cause(what: str, began: float, *, ended: float | None = None, **more: Any) -> dict[str, Any]:
+    span = {"began_at": began, "ended_at": ended or began}
+    return {"what": what, "whom": "relay-1", **span, "most": 300, "replays": False, **more}
+
+
 DEADLY, REFUSED = {"fate": "dead letter", "poison": "deadly"}, {"fate": "refused", "poison": "too large"}
 
 
@@ -69,10 +75,10 @@ def sound() -> tuple[Lists, dict[str, Any]]:
     }  # fmt: skip
     facts = {
         "seed": 1, "seconds": 60, "began_at": 100.0, "faults": [fault("kill a relay", 101.0)],
-        "rest_seconds": 2.0, "waited": [[0.1, 5], [2.0, 0]], 
-        "most_copies": 300, "copies_come_from": {"relays that died": 300}, "replayed": 0,
+        "rest_seconds": 2.0, "waited": [[0.1, 5], [2.0, 0]],
+        "causes": [cause("a relay that died", 101.0)], "barred": [], "replayed": 0,
         "told": {"pending": 0, "dead": 1}, "tables": {"pending": 0, "dead": 1}, "words": [], "servers": [],
-        "repeat": ["kill a relay"], "prunes": False, "pruned": 0, "left_out": [], "deadly": [],
+        "prunes": False, "pruned": 0, "left_out": [], "deadly": [],
         "counts_are_whole": ["consumers"],
         "metrics": {
             "relays": [
@@ -108,7 +114,9 @@ def test_sound_evidence_holds(tmp_path: Path) -> None:
         "lost_by_failover": 0, "faults": 1,
     }  # fmt: skip
     assert latencies(read(tmp_path)) == [(1.0, 0.5), (1.0, 0.5)]
-    assert copies_after(read(tmp_path)) == {"kill a relay": 1}
+    died = "a relay that died"
+    assert copies_come_from(read(tmp_path)) == {died: {"causes": 1, "copies": 1, "most": 300}}
+    assert causes(read(tmp_path)) == [{"at": 1.0, "what": died, "whom": "relay-1", "copies": 1, "most": 300}]
 
 
 def _without(name: str, id: str) -> Callable[[Lists, dict[str, Any]], None]:
@@ -132,7 +140,24 @@ def _reorder(lists: Lists, facts: dict[str, Any]) -> None:
 
 
 def _repeat(lists: Lists, facts: dict[str, Any]) -> None:
-    facts["most_copies"] = 0
+    facts["causes"] = []
+
+
+def _repeat_too_late(lists: Lists, facts: dict[str, Any]) -> None:
+    lists["wire"][2]["at"] = 101.0 + REACH + 0.1
+
+
+def _repeat_too_early(lists: Lists, facts: dict[str, Any]) -> None:
+    lists["wire"][2]["at"] = 99.9
+
+
+def _repeat_too_much(lists: Lists, facts: dict[str, Any]) -> None:
+    """Much may be repeated later, but not now."""
+    facts["causes"] = [cause("a relay that died", 101.0, most=0), cause("lanes that were lost", 150.0, most=900)]
+
+
+def _repeat_as_no_replay_does(lists: Lists, facts: dict[str, Any]) -> None:
+    facts["causes"] = [cause("replay", 101.0, replays=True)]
 
 
 def _apply_twice(lists: Lists, facts: dict[str, Any]) -> None:
@@ -219,7 +244,9 @@ def _contradict(lists: Lists, facts: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("question", "plant"),
     [
-        ("C1", _lose), ("C2", _invent), ("C3", _reorder), ("C4", _repeat), ("C5", _apply_twice),
+        ("C1", _lose), ("C2", _invent), ("C3", _reorder), ("C4", _repeat),
+        ("C4", _repeat_too_late), ("C4", _repeat_too_early), ("C4", _repeat_too_much),
+        ("C4", _repeat_as_no_replay_does), ("C5", _apply_twice),
         ("C5", _apply_out_of_order), ("C6", _change("body", '{"version":1,"amount":6,"note":"Zürich"}')),
         ("C6", _change("body", '{"version":1,"amount":5.0,"note":"Zürich"}')), ("C6", _change("body", '{"version":1')),
         ("C6", _change("body", '{"version":1,"amount":5,"note":"Zürich","more":1}')),

@@ -1,6 +1,8 @@
 """What can be done on anybody's servers: to processes that the torture has started, and by commands."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from pillarbox.torture.cast import Cast, Member
@@ -34,13 +36,31 @@ class Typed(NamedTuple):
     insisting: bool
 
 
+class Command(NamedTuple):
+    """A command that has ended: when it ran, how it ended (None if it never did), and what it said."""
+
+    words: tuple[str, ...]
+    began_at: float
+    ended_at: float
+    code: int | None
+    process: str
+    log: Path
+
+
 class Operator:
     """Somebody who types commands one after the other. However they end, the tables are what is judged."""
 
     def __init__(self, start: Callable[..., Process]) -> None:
         self._start = start
         self._coming: list[Typed] = []
-        self._running: tuple[Typed, Process] | None = None
+        self._running: tuple[Typed, Process, float] | None = None
+        self._ended: list[Command] = []
+
+    @property
+    def commands(self) -> list[Command]:
+        """What was typed, in order; what still runs ends now."""
+        running = [] if self._running is None else [self._told(*self._running)]
+        return [*self._ended, *running]
 
     def type(self, *words: str, ledger: bool = False, insisting: bool = False) -> None:
         """Run a command after the ones before, and do not wait for it; `insisting`, until it has done what it says."""
@@ -50,15 +70,19 @@ class Operator:
     def look(self) -> None:
         """Run the next command, if the one before has ended."""
         if self._running is not None:
-            typed, process = self._running
+            typed, process, _ = self._running
             if process.lives:
                 return
+            self._ended.append(self._told(*self._running))
             self._running = None
             if typed.insisting and process.code not in DONE:
                 self._coming.insert(0, typed)
         if self._coming:
             typed = self._coming.pop(0)
-            self._running = typed, self._start(*typed.words, ledger=typed.ledger)
+            self._running = typed, self._start(*typed.words, ledger=typed.ledger), time.time()
+
+    def _told(self, typed: Typed, process: Process, began: float) -> Command:
+        return Command(tuple(typed.words), began, time.time(), process.code, process.name, process.log)
 
     @property
     def is_done(self) -> bool:

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pillarbox.torture.checker import History, Report, Seen, check, in_commit_order, resolve
-from pillarbox.torture.evidence import DEAD_LETTER, REFUSED, Event, Evidence, read
+from pillarbox.torture.evidence import DEAD_LETTER, REFUSED, REPLAYED, Event, Evidence, blamed, read
 from pillarbox.torture.waiting import pace, waiting
 
 REST = 60.0
 """Within so many seconds after the last fault, everything is published and applied."""
-REPLAYED = "pillarbox-replay"
-"""The one header that a copy may have beyond the first one's."""
 MOST_FINDINGS = 20
 
 
@@ -58,7 +56,7 @@ def judge(evidence: Evidence) -> Sequence[Judgement]:
         _none("C1", "nothing lost", "lost", wire, effects),
         _no_phantom(evidence, wire, effects),
         _none("C3", "first copies in order per aggregate", "out of order", wire),
-        _few_copies(evidence, wire),
+        _few_copies(evidence),
         _once(effects),
         _unchanged(evidence, events),
         _at_rest(evidence),
@@ -87,12 +85,21 @@ def _no_phantom(evidence: Evidence, *reports: Report) -> Judgement:
     return found._replace(seen=f"{found.seen}; apart from {len(heard):,} of commits that the failover lost")
 
 
-def _few_copies(evidence: Evidence, wire: Report) -> Judgement:
-    """A crash repeats at most what lies after the newest tick; without a fault, nothing is repeated."""
-    most = evidence.facts["most_copies"]
-    seen = f"{wire.copies:,} copies of at most {most:,}"
-    findings = [f"copies: {seen}"] if wire.copies > most else []
-    return Judgement("C4", "copies within their bound", not findings, seen, findings)
+def _few_copies(evidence: Evidence) -> Judgement:
+    """Each copy is near a cause that may have made it, and no cause has made more than it may; without a fault there
+    is no cause."""
+    most = sum(cause["most"] for cause in evidence.facts["causes"])
+    made, unexplained = blamed(evidence)
+    copies = sum(made) + len(unexplained)
+    share = f" ({copies / most:.1%})" if most else ""
+    began = evidence.facts["began_at"]
+    findings = [f"copies: {copies:,} of at most {most:,}"] if copies > most else []
+    for one in unexplained:
+        when = "at some time" if one.at is None else f"{one.at - began:.1f} s after the start"
+        findings.append(f"copies: {one.id} came once more {when}, and no fault around explains it")
+    return Judgement(
+        "C4", "copies within their bounds", not findings, f"{copies:,} copies of at most {most:,}{share}", findings
+    )
 
 
 def _once(effects: Report) -> Judgement:

@@ -13,9 +13,9 @@ from pillarbox.torture.writer import TOPICS
 
 WRITERS, RELAYS, CONSUMERS = 8, 3, 3
 BATCH = 100
-KEPT = 3.0
-"""Seconds for which relays keep what is published, where operators prune as well: longer than a replay looks back. A
-relay prunes 5 s after its start, and once a minute."""
+KEPT = 15.0
+"""Seconds for which relays keep what is published, where operators prune as well: far less than a run, so that a relay
+that is struck, 5 s after its start or later, has pruned something; and what came last keeps its status."""
 HEALTH = ["--set", "health.listen=127.0.0.1:0"]
 """Where metrics are asked for, in the end; each process says in its log which port it got."""
 

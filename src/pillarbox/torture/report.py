@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pillarbox.torture.evidence import Event, Evidence, copies_after, counts, latencies, poison_log
+from pillarbox.torture.evidence import Event, Evidence, causes, copies_come_from, counts, latencies, poison_log
 from pillarbox.torture.judge import Judgement
 from pillarbox.torture.waiting import waiting
 
@@ -23,8 +23,8 @@ def show(console: Console, evidence: Evidence, judgements: Sequence[Judgement]) 
         console.print(_poison_log(poisons))
     for one in evidence.facts["left_out"]:
         console.print(f"left out: {one['what']}: {one['reason']}", highlight=False)
-    if came := copies_after(evidence):
-        console.print(_pairs({f"after: {name}": count for name, count in came.items()}, "copies, by the fault before"))
+    if came := copies_come_from(evidence):
+        console.print(_copies(came))
     console.print(_judged(judgements))
 
 
@@ -49,8 +49,9 @@ def as_json(evidence: Evidence, judgements: Sequence[Judgement], command: str) -
         "waiting": waiting(evidence),
         "waited": facts["waited"],
         "pruned": facts["pruned"],
-        "copies_come_from": facts["copies_come_from"],
-        "copies_after": copies_after(evidence),
+        "most_copies": sum(cause["most"] for cause in facts["causes"]),
+        "copies_come_from": copies_come_from(evidence),
+        "copies_by_cause": causes(evidence),
         "metrics": facts["metrics"],
         "ended_by_themselves": facts["words"],
         "servers": facts["servers"],
@@ -67,6 +68,17 @@ def _pairs(values: Mapping[str, int], title: str | None = None) -> Table:
     table.add_column(justify="right", min_width=8)
     for name, value in values.items():
         table.add_row(name, f"{value:,}")
+    return table
+
+
+def _copies(came: Mapping[str, Mapping[str, int]]) -> Table:
+    table = Table(title="copies, and what may have made them", title_justify="left")
+    table.add_column("cause")
+    for column in ("times", "copies", "at most", "share"):
+        table.add_column(column, justify="right")
+    for name, one in came.items():
+        share = f"{one['copies'] / one['most']:.1%}" if one["most"] else ""
+        table.add_row(name, f"{one['causes']:,}", f"{one['copies']:,}", f"{one['most']:,}", share)
     return table
 
 

@@ -14,7 +14,7 @@ from pillarbox.torture import answers
 from pillarbox.torture.bank import SCHEMA, bank_at
 from pillarbox.torture.cast import Cast
 from pillarbox.torture.clocks import Clocks, clean_up
-from pillarbox.torture.copies import copies_come_from, may_repeat, replayed
+from pillarbox.torture.copies import Losses, barred, causes_of
 from pillarbox.torture.deeds import PAUSE, PRUNE, Deeds, Operator
 from pillarbox.torture.evidence import DEAD_LETTER, Evidence, read
 from pillarbox.torture.faults import DEADLY, Strike, named, plan
@@ -101,6 +101,7 @@ class Run:
         self._cast = Cast(relays, [self._programs.consumer] * CONSUMERS)
         self._operator = Operator(self._programs.command)
         self._deeds: Mapping[str, Deed] = {**Deeds(self._cast, self._operator, clocks)(), **self._stage.deeds}
+        self._losses = Losses(self._directory / "logs")
         writers = [self._programs.writer(name, self._poisons) for name in range(WRITERS)]
         self._await_the_first(writers)
         self._started = self._last_fault = time.time()
@@ -144,6 +145,7 @@ class Run:
                 writer.check(may_end=False)
             self._cast.look()
             self._operator.look()
+            self._losses.look()
             self._tell(Progress("faults", elapsed, len(self._struck)))
             time.sleep(LOOK_EVERY)
 
@@ -172,6 +174,7 @@ class Run:
         while time.time() < over:
             self._cast.look()
             self._operator.look()
+            self._losses.look()
             self._tell(Progress("rest", time.time() - self._started, len(self._struck)))
             waiting = self._waiting()
             self._waited.append((round(time.time() - self._last_fault, 2), waiting))
@@ -208,13 +211,18 @@ class Run:
         recording, logs = Recording(self._stage, self._directory), self._directory / "logs"
         lists = recording.write_lists()
         told = asyncio.run(answers.figures(self._stage.database))
-        repeats = copies_come_from(self._struck, self._cast, logs, (message["at"] for message in lists["wire"]))
+        self._losses.look(now=True)
+        commands = self._operator.commands
+        causes = causes_of(
+            self._struck, self._cast.relays_died, self._losses.seen, commands,
+            (message["at"] for message in lists["wire"]),
+        )  # fmt: skip
         recording.write_facts({
             "seed": self._seed, "seconds": self._seconds, "began_at": self._started, "faults": self._struck,
             "rest_seconds": rest, "waited": self._waited, "told": told, "tables": counted(lists["statuses"]),
             "metrics": self._metrics(told), "counts_are_whole": self._counts_are_whole(),
-            "copies_come_from": repeats, "most_copies": sum(repeats.values()), "replayed": replayed(logs),
-            "repeat": sorted(set(filter(may_repeat, (one["fault"] for one in self._struck)))),
+            "causes": causes, "barred": barred(self._struck, commands),
+            "replayed": sum(cause["most"] for cause in causes if cause["replays"]),
             "left_out": [one._asdict() for one in self._left_out], "deadly": deadly(logs), "pruned": pruned(logs),
             "prunes": PRUNE in self._offered,
             "words": self._cast.words, "servers": list(self._stage.versions()),
