@@ -13,9 +13,9 @@ from pillarbox.torture.faults import FAILOVER, GROUPS, named
 from pillarbox.torture.programs import RELAYS
 
 
-def cause(began: float, ended: float, most: int, *, replays: bool = False) -> dict[str, Any]:
+def cause(began: float, ended: float, most: int) -> dict[str, Any]:
     span = {"began_at": began, "ended_at": ended}
-    return {"what": "a fault", "whom": "", **span, "most": most, "replays": replays}
+    return {"what": "a fault", "whom": "", **span, "most": most}
 
 
 def fault(name: str, began: float, ended: float) -> dict[str, Any]:
@@ -28,11 +28,11 @@ def explained(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[Copy]]:
     causes, copies = [], []
     for _ in range(draw(st.integers(1, 6))):
         began = draw(st.floats(0, 100))
-        one = cause(began, began + draw(st.floats(0, 30)), draw(st.integers(0, 4)), replays=draw(st.booleans()))
+        one = cause(began, began + draw(st.floats(0, 30)), draw(st.integers(0, 4)))
         causes.append(one)
         for _ in range(draw(st.integers(0, one["most"]))):
             at = draw(st.none() | st.floats(one["began_at"], one["ended_at"] + REACH))
-            copies.append(Copy("a", at, one["replays"]))
+            copies.append(Copy("a", at))
     return causes, copies
 
 
@@ -47,20 +47,12 @@ def test_copies_that_causes_can_have_made_are_explained(world: tuple[list[dict[s
 
 def test_one_more_than_the_faults_around_it_explain_is_nobodys() -> None:
     causes = [cause(0.0, 0.0, 2), cause(100.0, 100.0, 900)]
-    copies = [Copy(id, 5.0, replayed=False) for id in "abc"]
+    copies = [Copy(id, 5.0) for id in "abc"]
     assert blame(copies, causes, []) == ([2, 0], [copies[2]])
 
 
-def test_a_copy_that_a_replay_has_marked_may_come_of_a_crash_as_well_and_no_other_of_a_replay() -> None:
-    causes = [cause(0.0, 0.0, 1, replays=True), cause(0.0, 0.0, 1)]
-    marked, plain = Copy("a", 1.0, replayed=True), Copy("b", 1.0, replayed=False)
-    assert blame([plain, marked], causes, []) == ([1, 1], [])
-    assert blame([marked, marked], causes, []) == ([1, 1], [])
-    assert blame([plain, plain], causes, []) == ([0, 1], [plain])
-
-
 def test_where_a_broker_does_not_say_when_the_sum_is_the_bound() -> None:
-    copies = [Copy(id, None, replayed=False) for id in "abc"]
+    copies = [Copy(id, None) for id in "abc"]
     assert blame(copies, [cause(0.0, 0.0, 2), cause(500.0, 500.0, 1)], []).unexplained == []
     assert blame(copies, [cause(0.0, 0.0, 2)], []).unexplained == copies[2:]
 
@@ -73,10 +65,8 @@ def test_while_a_way_is_barred_the_time_of_a_cause_does_not_pass() -> None:
 
 
 def test_every_message_but_the_first_of_its_event_is_a_copy() -> None:
-    wire = [{"id": id, "at": at, "headers": headers} for id, at, headers in (
-        ("a", 1.0, {}), ("b", 2.0, {}), ("a", 3.0, {"mark": "r"}), ("a", 4.0, {}),
-    )]  # fmt: skip
-    assert copies_of(wire, "mark") == [Copy("a", 3.0, replayed=True), Copy("a", 4.0, replayed=False)]
+    wire = [{"id": id, "at": at} for id, at in (("a", 1.0), ("b", 2.0), ("a", 3.0), ("a", 4.0))]
+    assert copies_of(wire) == [Copy("a", 3.0), Copy("a", 4.0)]
 
 
 def test_without_a_fault_nothing_may_be_repeated(tmp_path: Path) -> None:
@@ -94,13 +84,13 @@ def test_each_fault_has_a_bound_of_its_own_at_its_own_time(tmp_path: Path) -> No
         fault(FAILOVER, 30.0, 33.0),
     ]  # fmt: skip
     causes = causes_of(faults, [(5.0, "relay-2")], [(9.0, "relay-3")], commands, [27.9, 28.0, 33.0, 33.1, None])
-    told = [(one["what"], one["whom"], one["began_at"], one["ended_at"], one["most"], one["replays"]) for one in causes]
+    told = [(one["what"], one["whom"], one["began_at"], one["ended_at"], one["most"]) for one in causes]
     assert told == [
-        ("lanes that were lost", "relay-3", 9.0 - UNNOTICED, 9.0, AT_ONCE, False),
-        ("a relay that died", "relay-2", 5.0, 5.0, AT_ONCE, False),
-        ("lose answers of the database", "", 20.0, 22.0, RELAYS * AT_ONCE, False),
-        (FAILOVER, "", 30.0, 33.0, 3, False),
-        ("replay", "replay-1", 40.0, 41.0, 17, True),
+        ("lanes that were lost", "relay-3", 9.0 - UNNOTICED, 9.0, AT_ONCE),
+        ("a relay that died", "relay-2", 5.0, 5.0, AT_ONCE),
+        ("lose answers of the database", "", 20.0, 22.0, RELAYS * AT_ONCE),
+        (FAILOVER, "", 30.0, 33.0, 3),
+        ("replay", "replay-1", 40.0, 41.0, 17),
     ]
 
 

@@ -45,7 +45,7 @@ def fault(name: str, began: float, *, ended: float | None = None) -> dict[str, A
 
 def cause(what: str, began: float, *, ended: float | None = None, **more: Any) -> dict[str, Any]:
     span = {"began_at": began, "ended_at": ended or began}
-    return {"what": what, "whom": "relay-1", **span, "most": 300, "replays": False, **more}
+    return {"what": what, "whom": "relay-1", **span, "most": 300, **more}
 
 
 DEADLY, REFUSED = {"fate": "dead letter", "poison": "deadly"}, {"fate": "refused", "poison": "too large"}
@@ -156,10 +156,6 @@ def _repeat_too_much(lists: Lists, facts: dict[str, Any]) -> None:
     facts["causes"] = [cause("a relay that died", 101.0, most=0), cause("lanes that were lost", 150.0, most=900)]
 
 
-def _repeat_as_no_replay_does(lists: Lists, facts: dict[str, Any]) -> None:
-    facts["causes"] = [cause("replay", 101.0, replays=True)]
-
-
 def _apply_twice(lists: Lists, facts: dict[str, Any]) -> None:
     lists["effects"].append(lists["effects"][0])
 
@@ -245,8 +241,7 @@ def _contradict(lists: Lists, facts: dict[str, Any]) -> None:
     ("question", "plant"),
     [
         ("C1", _lose), ("C2", _invent), ("C3", _reorder), ("C4", _repeat),
-        ("C4", _repeat_too_late), ("C4", _repeat_too_early), ("C4", _repeat_too_much),
-        ("C4", _repeat_as_no_replay_does), ("C5", _apply_twice),
+        ("C4", _repeat_too_late), ("C4", _repeat_too_early), ("C4", _repeat_too_much), ("C5", _apply_twice),
         ("C5", _apply_out_of_order), ("C6", _change("body", '{"version":1,"amount":6,"note":"Zürich"}')),
         ("C6", _change("body", '{"version":1,"amount":5.0,"note":"Zürich"}')), ("C6", _change("body", '{"version":1')),
         ("C6", _change("body", '{"version":1,"amount":5,"note":"Zürich","more":1}')),
@@ -275,13 +270,6 @@ def test_a_planted_fault_is_found(
     write(tmp_path, lists, facts)
     assert question in broken(tmp_path)
     assert main(str(tmp_path)) == 1
-
-
-def test_a_copy_may_say_which_replay_sent_it(tmp_path: Path) -> None:
-    lists, facts = sound()
-    lists["wire"][2]["headers"]["pillarbox-replay"] = "r"
-    write(tmp_path, lists, facts)
-    assert broken(tmp_path) == []
 
 
 @pytest.mark.parametrize("cut", ["intents/writer-0", "journal", "wire", "effects", "statuses"])

@@ -14,15 +14,14 @@ then one event at a time in lanes with which a relay died. While a fault bars th
 BEFORE = 1.0
 """Seconds by which the broker's clock and ours may differ."""
 Cause = Mapping[str, Any]
-"""`what`, `whom`, `began_at`, `ended_at`, `most`, and `replays`: whether it makes only what a replay has marked."""
+"""`what`, `whom`, `began_at`, `ended_at` and `most`."""
 
 
 class Copy(NamedTuple):
-    """One message too many: when it was stored, as far as the broker says, and whether a replay has marked it."""
+    """One message too many: when it was stored, as far as the broker says."""
 
     id: str
     at: float | None
-    replayed: bool
 
 
 class Blame(NamedTuple):
@@ -32,12 +31,12 @@ class Blame(NamedTuple):
     unexplained: Sequence[Copy]
 
 
-def copies_of(wire: Iterable[Mapping[str, Any]], mark: str) -> Sequence[Copy]:
+def copies_of(wire: Iterable[Mapping[str, Any]]) -> Sequence[Copy]:
     """Give every message but the first of each event."""
     seen, found = set[str](), []
     for message in wire:
         if message["id"] in seen:
-            found.append(Copy(message["id"], message["at"], mark in message["headers"]))
+            found.append(Copy(message["id"], message["at"]))
         seen.add(message["id"])
     return found
 
@@ -47,14 +46,14 @@ def blame(copies: Iterable[Copy], causes: Sequence[Cause], barred: Sequence[tupl
     over first, so that if there is any way to explain all of them, this one does. `barred` are the spans in which
     something kept events from their way."""
     until = [reach(cause["ended_at"], barred) for cause in causes]
-    order = sorted(range(len(causes)), key=lambda n: (not causes[n]["replays"], until[n]))
+    order = sorted(range(len(causes)), key=lambda n: until[n])
     made, unexplained = [0] * len(causes), []
     # Those without a time go last: anything that is left may explain them.
     for copy in sorted(copies, key=lambda one: (one.at is None, one.at or 0.0)):
         for n in order:
             cause = causes[n]
             fits = copy.at is None or cause["began_at"] - BEFORE <= copy.at <= until[n]
-            if fits and made[n] < cause["most"] and (copy.replayed or not cause["replays"]):
+            if fits and made[n] < cause["most"]:
                 made[n] += 1
                 break
         else:

@@ -12,6 +12,7 @@ from pillarbox.torture.programs import BATCH, RELAYS
 
 AT_ONCE = 3 * BATCH
 """What lies after the newest tick at most: this batch, the next one, which is read meanwhile, and one being settled."""
+REPLAY = "replay"
 LOOK_EVERY = 0.5
 UNNOTICED = LEASE + PUBLISH_TIMEOUT
 """Seconds that a relay may not know that it has lost its lanes: another one may have repeated what it sent by then."""
@@ -63,15 +64,15 @@ def causes_of(
         elif name not in REPEAT_NOTHING:
             found.append(_cause(name, one["whom"], *span, RELAYS * AT_ONCE))
     found += [
-        _cause("replay", one.process, one.began_at, one.ended_at, count, replays=True)
+        _cause(REPLAY, one.process, one.began_at, one.ended_at, count)
         for one in commands
         if (count := replayed(one.log))
     ]
     return sorted(found, key=lambda cause: float(cause["began_at"]))
 
 
-def _cause(what: str, whom: str, began: float, ended: float, most: int, *, replays: bool = False) -> dict[str, Any]:
-    return {"what": what, "whom": whom, "began_at": began, "ended_at": ended, "most": most, "replays": replays}
+def _cause(what: str, whom: str, began: float, ended: float, most: int) -> dict[str, Any]:
+    return {"what": what, "whom": whom, "began_at": began, "ended_at": ended, "most": most}
 
 
 def barred(faults: Sequence[Mapping[str, Any]], commands: Sequence[Command]) -> list[tuple[float, float]]:

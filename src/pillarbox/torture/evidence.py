@@ -25,8 +25,6 @@ Event = Mapping[str, Any]
 """What is known of an event, by the names that the writers use."""
 REFUSED, DEAD_LETTER = "refused", "dead letter"
 """The fates of poison: dead in the outbox, because no broker takes it; dead in the inbox, because no handler lives."""
-REPLAYED = "pillarbox-replay"
-"""The one header that a copy may have beyond the first one's."""
 FLUSHED = 2.0
 """Seconds until what committed without waiting for the disk is with a standby as well; three times what PostgreSQL
 allows itself."""
@@ -159,7 +157,7 @@ def _span(times: Sequence[float]) -> float:
 def blamed(evidence: Evidence) -> Blame:
     """Say how many copies each cause has made, and which none explains."""
     facts = evidence.facts
-    return blame(copies_of(evidence.wire, REPLAYED), facts["causes"], facts["barred"])
+    return blame(copies_of(evidence.wire), facts["causes"], facts["barred"])
 
 
 def causes(evidence: Evidence) -> Sequence[Event]:

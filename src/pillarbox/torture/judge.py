@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pillarbox.torture.checker import History, Report, Seen, check, in_commit_order, resolve
-from pillarbox.torture.evidence import DEAD_LETTER, REFUSED, REPLAYED, Event, Evidence, blamed, read
+from pillarbox.torture.evidence import DEAD_LETTER, REFUSED, Event, Evidence, blamed, read
 from pillarbox.torture.waiting import pace, waiting
 
 REST = 60.0
@@ -114,13 +114,10 @@ def _once(effects: Report) -> Judgement:
 
 def _unchanged(evidence: Evidence, events: Mapping[str, Event]) -> Judgement:
     """Compare all that a message is made of, and all that a handler was given, with what its writer meant."""
-    findings, seen = [], set[str]()
+    findings = []
     for message in evidence.wire:
-        id, headers = message["id"], dict(message["headers"])
-        if id in seen:
-            headers.pop(REPLAYED, None)
-        seen.add(id)
-        if id in events:
+        if (id := message["id"]) in events:
+            headers = message["headers"]
             said = {
                 "topic": message["topic"],
                 "key": message["key"],

@@ -14,7 +14,7 @@ from pillarbox.torture import answers
 from pillarbox.torture.bank import SCHEMA, bank_at
 from pillarbox.torture.cast import Cast
 from pillarbox.torture.clocks import Clocks, clean_up
-from pillarbox.torture.copies import Losses, barred, causes_of
+from pillarbox.torture.copies import REPLAY, Losses, barred, causes_of
 from pillarbox.torture.deeds import PAUSE, PRUNE, Deeds, Operator
 from pillarbox.torture.evidence import DEAD_LETTER, Evidence, read
 from pillarbox.torture.faults import DEADLY, Strike, named, plan
@@ -222,7 +222,7 @@ class Run:
             "rest_seconds": rest, "waited": self._waited, "told": told, "tables": counted(lists["statuses"]),
             "metrics": self._metrics(told), "counts_are_whole": self._counts_are_whole(),
             "causes": causes, "barred": barred(self._struck, commands),
-            "replayed": sum(cause["most"] for cause in causes if cause["replays"]),
+            "replayed": sum(cause["most"] for cause in causes if cause["what"] == REPLAY),
             "left_out": [one._asdict() for one in self._left_out], "deadly": deadly(logs), "pruned": pruned(logs),
             "prunes": PRUNE in self._offered,
             "words": self._cast.words, "servers": list(self._stage.versions()),
