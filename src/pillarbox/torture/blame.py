@@ -8,7 +8,7 @@ a copy that comes in a calm hour, or one more than the faults around it explain,
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-REACH = 20.0
+REACH = 10.0
 """Seconds in which whoever goes on has repeated what a cause left in doubt: a lease, a takeover, a publish timeout, and
 then one event at a time in lanes with which a relay died. While a fault bars the way, they do not pass."""
 BEFORE = 1.0

@@ -13,7 +13,7 @@ from pillarbox.torture.writer import TOPICS
 
 WRITERS, RELAYS, CONSUMERS = 8, 3, 3
 BATCH = 100
-KEPT = 15.0
+KEPT = 30.0
 """Seconds for which relays keep what is published, where operators prune as well: far less than a run, so that a relay
 that is struck, 5 s after its start or later, has pruned something; and what came last keeps its status."""
 HEALTH = ["--set", "health.listen=127.0.0.1:0"]
