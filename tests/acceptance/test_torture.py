@@ -305,3 +305,5 @@ def test_a_command_that_counts_is_typed_until_it_has_done_what_it_says(tmp_path:
         while not operator.is_done:
             assert time.monotonic() < until
         assert started == ["resume"] * 4
+        assert [one.code for one in operator.commands] == [3, 3, 4, 4]
+        assert operator.ended_at == operator.commands[-1].ended_at > operator.commands[-1].began_at

@@ -75,7 +75,7 @@ def sound() -> tuple[Lists, dict[str, Any]]:
     }  # fmt: skip
     facts = {
         "seed": 1, "seconds": 60, "began_at": 100.0, "faults": [fault("kill a relay", 101.0)],
-        "rest_seconds": 2.0, "waited": [[0.1, 5], [2.0, 0]],
+        "rest_seconds": 2.0, "waited": [[0.1, 5], [2.0, 0]], "unended": [],
         "causes": [cause("a relay that died", 101.0)], "barred": [], "replayed": 0,
         "told": {"pending": 0, "dead": 1}, "tables": {"pending": 0, "dead": 1}, "words": [], "servers": [],
         "prunes": False, "pruned": 0, "left_out": [], "deadly": [],
@@ -403,6 +403,13 @@ def test_what_waits_is_told_by_its_place(tmp_path: Path) -> None:
     findings = next(one.findings for one in judge(evidence) if one.question == "C7")
     assert set(findings[1:]) == {f"waits: {count} {place}" for place, count in places.items()}
     assert json.loads(as_json(evidence, judge(evidence), ""))["waiting"] == places
+
+
+def test_a_command_that_has_not_ended_is_named(tmp_path: Path) -> None:
+    lists, facts = sound()
+    write(tmp_path, lists, {**facts, "rest_seconds": None, "unended": ["resume torture-more"]})
+    findings = next(one.findings for one in judge(read(tmp_path)) if one.question == "C7")
+    assert findings[1:] == ["waits: the operator, for `resume torture-more` to end"]
 
 
 def test_where_all_is_well_nothing_waits(tmp_path: Path) -> None:

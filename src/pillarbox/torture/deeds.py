@@ -85,6 +85,11 @@ class Operator:
         return Command(tuple(typed.words), began, time.time(), process.code, process.name, process.log)
 
     @property
+    def ended_at(self) -> float:
+        """When the last command that has ended did; 0 if none has."""
+        return max((one.ended_at for one in self._ended), default=0.0)
+
+    @property
     def is_done(self) -> bool:
         """Nothing is left to type, and the last command has ended."""
         self.look()

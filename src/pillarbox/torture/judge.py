@@ -166,6 +166,7 @@ def _at_rest(evidence: Evidence) -> Judgement:
     seen = "never" if rest is None else f"after {rest:.1f} s"
     came = "it never came to rest" if rest is None else f"late: at rest {rest:.1f} s after the last fault"
     where = [f"waits: {count:,} {place}" for place, count in waiting(evidence).items()]
+    where += [f"waits: the operator, for `{words}` to end" for words in evidence.facts["unended"]]
     return Judgement("C7", title, False, seen, [f"{came}; {pace(evidence.facts['waited'])}", *where])
 
 

@@ -179,8 +179,9 @@ class Run:
             waiting = self._waiting()
             self._waited.append((round(time.time() - self._last_fault, 2), waiting))
             if self._operator.is_done and not waiting:
-                # A handler that kills its process is a fault like any other.
-                return time.time() - max(self._last_fault, self._cast.killed_itself_at)
+                # A handler that kills its process is a fault like any other, and so is a command, which waits for those
+                # before it.
+                return time.time() - max(self._last_fault, self._cast.killed_itself_at, self._operator.ended_at)
             time.sleep(5 * LOOK_EVERY)
         return None
 
@@ -219,7 +220,9 @@ class Run:
         )  # fmt: skip
         recording.write_facts({
             "seed": self._seed, "seconds": self._seconds, "began_at": self._started, "faults": self._struck,
-            "rest_seconds": rest, "waited": self._waited, "told": told, "tables": counted(lists["statuses"]),
+            "rest_seconds": rest, "waited": self._waited,
+            "unended": [" ".join(one.words) for one in commands if one.code is None],
+            "told": told, "tables": counted(lists["statuses"]),
             "metrics": self._metrics(told), "counts_are_whole": self._counts_are_whole(),
             "causes": causes, "barred": barred(self._struck, commands),
             "replayed": sum(cause["most"] for cause in causes if cause["what"] == REPLAY),
