@@ -177,7 +177,7 @@ def test_an_engine_is_refused(engine: Engine) -> None:
         Outbox().add(Event("Ping", {}), Event("Ping", {}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give a Session or a Connection"):
         outbox.add(engine, PING)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give a sessionmaker"):
+    with pytest.raises(ConfigError, match="give a sessionmaker, or take AsyncInbox"):
         Inbox("billing", engine)  # type: ignore[arg-type]
 
 
@@ -347,7 +347,7 @@ async def test_where_an_async_engine_begins_a_savepoint_may_come_first(file: Sql
 
 
 def test_an_inbox_refuses_sessions_of_the_other_kind() -> None:
-    with pytest.raises(ConfigError, match="give a sessionmaker"):
+    with pytest.raises(ConfigError, match="give a sessionmaker, or take AsyncInbox"):
         Inbox("billing", async_sessionmaker())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give an async_sessionmaker"):
+    with pytest.raises(ConfigError, match="give an async_sessionmaker, or take Inbox"):
         AsyncInbox("billing", sessionmaker())  # type: ignore[arg-type]

@@ -180,6 +180,8 @@ _STANDS = (
 )
 
 _SQLITE = {
+    # → where the tables are, the database's URL as far as we may name it
+    "where": "SELECT '{p}', 'sqlite:///' || nullif(file, '') FROM pragma_database_list WHERE name = 'main'",
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
     # …: one that we have out of the parking lot → nothing if it is a copy, or was dropped meanwhile
@@ -238,6 +240,8 @@ _SQLITE = {
 }
 
 _POSTGRES = {
+    # Who gets in there, and from where, is for the reader to say: a server behind a pooler does not know its address.
+    "where": "SELECT '{p}'::text, 'postgresql://…/' || current_database()",
     # …: one that is out of the parking lot → the number of the transaction; NULL if it is a copy, or was dropped
     "take": "SELECT {p}take_received($1, $2)",
     # The transaction's number comes back with the row: whoever ends the transaction gets another one.
