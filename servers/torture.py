@@ -11,8 +11,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from secrets import randbelow
 
-from pillarbox.torture.directory import open_directory, unusable
+from pillarbox.torture.directory import open_place, unusable
 from pillarbox.torture.faults import GROUPS, groups_of
+from pillarbox.torture.processes import sigterm_interrupts
 from pillarbox.torture.program import chosen, torture
 from pillarbox.torture.stage import GivenServers, Stage
 from servers.torture_stage import BROKERS, OwnServers
@@ -20,6 +21,8 @@ from servers.torture_stage import BROKERS, OwnServers
 LONG = 3.0
 """From so many minutes on, a standby takes over."""
 EMBEDDED = "embedded"
+BUILD = Path(__file__).parents[1] / "build"
+"""Where the evidence of a run that failed is kept: `torture-BROKER-SEED-…`."""
 
 
 def main() -> int:
@@ -42,16 +45,16 @@ def main() -> int:
     seed = randbelow(1_000_000) if given.seed is None else given.seed
     words = [f"--broker {given.broker} --postgres {given.postgres} --minutes {given.minutes:g} --seed {seed}"]
     words += [*chosen(groups), *(["--failover"] if given.failover else [])]
-    with ExitStack() as servers:
-        place = servers.enter_context(open_directory(given.keep, "torture"))
+    with sigterm_interrupts(), ExitStack() as servers:
+        place = servers.enter_context(open_place(given.keep, f"torture-{given.broker}-{seed}", BUILD))
         stage: Stage = (
-            GivenServers(None, None, place)
+            GivenServers(None, None, place.path)
             if given.broker == EMBEDDED
             else OwnServers(servers, given.broker, given.postgres, failover=given.failover or given.minutes >= LONG)
         )
         return torture(
             stage, place, given.minutes, seed, groups, " ".join(["python -m servers.torture", *words]),
-            kept=given.keep is not None, as_json=given.json,
+            as_json=given.json,
         )  # fmt: skip
 
 

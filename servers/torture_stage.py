@@ -37,6 +37,28 @@ class Broker(NamedTuple):
     proxied: str
 
 
+class Way:
+    """A way through a proxy, which can do one thing at a time: where faults overlap, the newest that lasts."""
+
+    def __init__(self, proxy: FaultProxy) -> None:
+        self._proxy = proxy
+        self._lasting: dict[Strike, Callable[[FaultProxy], None]] = {}
+
+    def deed(self, fault: Callable[[FaultProxy], None]) -> Deed:
+        return Deed(lambda strike: self._begin(strike, fault), self._end)
+
+    def _begin(self, strike: Strike, fault: Callable[[FaultProxy], None]) -> None:
+        self._lasting[strike] = fault
+        fault(self._proxy)
+
+    def _end(self, strike: Strike) -> None:
+        del self._lasting[strike]
+        if self._lasting:
+            [*self._lasting.values()][-1](self._proxy)
+        else:
+            self._proxy.heal()
+
+
 class OwnServers:
     """PostgreSQL behind PgBouncer and a proxy, perhaps with a standby; a broker behind a proxy; a Redis for hints."""
 
@@ -61,7 +83,19 @@ class OwnServers:
         self.hint: str | None = self._hints.url()
         self._held: dict[Strike, psycopg.Connection[Any]] = {}
         self._may_be_young = isinstance(self._broker.server, RabbitMQ)
-        self.deeds: Mapping[str, Deed] = {**self._to_servers(), **self._to_networks(), **self._to_more()}
+        self._broker_away: set[Strike] = set()
+        deeds = {**self._to_servers(), **self._to_networks(), **self._to_more()}
+        self.deeds: Mapping[str, Deed] = {name: deed._replace(whom=self._whom(name)) for name, deed in deeds.items()}
+
+    def _whom(self, fault: str) -> Callable[[Strike], str]:
+        """Name the server that a fault strikes, or to which it bars the way: after a failover it is another one."""
+        if "broker" in fault:
+            return lambda strike: type(self._broker.server).__name__
+        if "hint" in fault:
+            return lambda strike: "the Redis of hints"
+        if "ledger" in fault:
+            return lambda strike: "PostgreSQL of the ledger"
+        return lambda strike: "PgBouncer" if "pooler" in fault else f"PostgreSQL on port {self._postgres.port}"
 
     def versions(self) -> Sequence[str]:
         return sorted(STARTED)
@@ -72,19 +106,22 @@ class OwnServers:
             "terminate backends": Deed(lambda strike: self._terminate()),
             "hold a write transaction": Deed(self._holding("SELECT pg_current_xact_id()"), self._let_go),
             "hold a snapshot": Deed(self._holding("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"), self._let_go),
-            "restart the pooler": Deed(lambda strike: self._pooler.restart()),
-            "kill the broker": Deed(self._kill_broker, lambda strike: self._broker.server.restart()),
+            "restart the pooler": Deed(lambda strike: self._restart_pooler()),
+            "kill the broker": Deed(self._kill_broker, self._restart_broker),
             "flush the hint": Deed(lambda strike: self._flush()),
         }
 
     def _to_networks(self) -> dict[str, Deed]:
-        database, broker = self._to_database, self._broker.proxy
+        ways = {"database": Way(self._to_database), "broker": Way(self._broker.proxy)}
         return {
-            "cut the way to the database": _on(database, lambda way: way.cut()),
-            "cut the way to the broker": _on(broker, lambda way: way.cut()),
-            "reset connections to the broker": _on(broker, lambda way: way.reset()),
-            "slow the way to the broker": _on(broker, lambda way: way.slow(SLOW)),
-            "lose answers of the broker": _on(broker, lambda way: way.lose_answers()),
+            sentence.format(where): way.deed(fault)
+            for where, way in ways.items()
+            for sentence, fault in (
+                ("cut the way to the {}", FaultProxy.cut),
+                ("reset connections to the {}", FaultProxy.reset),
+                ("slow the way to the {}", lambda proxy: proxy.slow(SLOW)),
+                ("lose answers of the {}", FaultProxy.lose_answers),
+            )
         }
 
     def _to_more(self) -> dict[str, Deed]:
@@ -102,12 +139,25 @@ class OwnServers:
             FAILOVER: Deed(lambda strike: pair.part(), fail_over),
         }
 
+    def _restart_pooler(self) -> None:
+        """Kill it: asked to end, it would wait for whoever is frozen or has lost an answer, and we for it."""
+        self._pooler.kill()
+        self._pooler.restart()
+
     def _kill_broker(self, strike: Strike) -> None:
         if self._may_be_young:
             time.sleep(YOUNG)  # the consumers have made their queues right before the first fault
             self._may_be_young = False
         self._broker.server.kill()
-        if not strike.lasts:
+        if strike.lasts:
+            self._broker_away.add(strike)
+        else:
+            self._restart_broker(strike)
+
+    def _restart_broker(self, strike: Strike) -> None:
+        """Let it come back, once nothing keeps it away any more."""
+        self._broker_away.discard(strike)
+        if not self._broker_away:
             self._broker.server.restart()
 
     def _flush(self) -> None:
@@ -140,10 +190,6 @@ class OwnServers:
 def _again(server: Postgres) -> None:
     server.kill()
     server.restart()
-
-
-def _on(proxy: FaultProxy, fault: Callable[[FaultProxy], None]) -> Deed:
-    return Deed(lambda strike: fault(proxy), lambda strike: proxy.heal())
 
 
 def _redis(servers: ExitStack) -> Broker:

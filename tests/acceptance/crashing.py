@@ -23,7 +23,7 @@ from psycopg import connect
 
 from pillarbox import Consumer, Event, Relay, Settings, dbapi, psycopg
 from pillarbox.core.message import Message
-from pillarbox.settings import InboxSettings, RelaySettings
+from pillarbox.settings import InboxSettings, RelaySettings, RetentionSettings
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 
 TOPIC = "order-events"
@@ -40,7 +40,8 @@ class Killer:
         self._moment, self._left, self._signal = moment, nth, signal
 
     def __call__(self, moment: Moment, facts: Facts) -> None:
-        if moment == self._moment:
+        # To prune nothing is no moment to die at: nothing would be gone.
+        if moment == self._moment and (moment is not Moment.PRUNED or facts["count"]):
             self._left -= 1
             if not self._left:
                 os.kill(os.getpid(), self._signal)
@@ -68,6 +69,12 @@ def place(folder: Path) -> tuple[str, str]:
 
 def relay(folder: Path, database: str, hooks: Hooks) -> Relay:
     return Relay(settings(folder, database), hooks=hooks)
+
+
+def pruning(folder: Path, database: str, hooks: Hooks) -> Relay:
+    """Make a relay that deletes what it has published as soon as it prunes."""
+    at_once = RetentionSettings(published=timedelta(0))
+    return Relay(replace(settings(folder, database), retention=at_once), hooks=hooks)
 
 
 def tapped(folder: Path, database: str, hooks: Hooks) -> Relay:
@@ -130,7 +137,11 @@ KINDS = {"relay": relay, "tapped": tapped, "consumer": consumer, "storing": stor
 def main(kind: str, folder: str, database: str, moment: str, nth: str, how: str = "SIGKILL") -> None:
     killer = Killer(moment, int(nth), signal.Signals[how])
     hooks = Hooks(killer, think) if moment == Moment.SETTLING else Hooks(killer)
-    daemon = KINDS[kind](Path(folder), database, hooks)
+    daemon = (
+        pruning(Path(folder), database, hooks)
+        if moment == Moment.PRUNED
+        else KINDS[kind](Path(folder), database, hooks)
+    )
     if how == "SIGSTOP":
         daemon.run_forever()
     else:

@@ -156,10 +156,22 @@ def struck_by(test: Any) -> set[Moment]:
 @pytest.mark.parametrize("moment", RELAY_POINTS)
 def test_a_relay_killed_at_any_moment_loses_and_invents_nothing(tmp_path: Path, shop: str, moment: Moment) -> None:
     die("relay", tmp_path, shop, moment, RELAY_POINTS[moment])
+    assert (kept_in(shop) < ORDERS * EACH) == (moment is Moment.PRUNED), "it died without having pruned anything"
     asyncio.run(relay(tmp_path, shop, Hooks()).run_once())
     wire = wire_of(tmp_path)
     assert_all_in_order(list(dict.fromkeys(wire)))
     assert len(wire) - ORDERS * EACH <= WINDOW_AND_CHUNK
+
+
+def kept_in(shop: str) -> int:
+    """Count the events that are still in the outbox."""
+    count = "SELECT count(*) FROM pillarbox_outbox"
+    if shop.startswith("sqlite"):
+        [[kept]] = rows(Path(shop.removeprefix("sqlite:///")), count)
+    else:
+        with connect(shop) as connection:
+            [[kept]] = connection.execute(count).fetchall()
+    return int(kept)
 
 
 ASLEEP = (Moment.ENTRIES_READ, Moment.BEFORE_SEND, Moment.SENT, Moment.ANSWERED)

@@ -1,6 +1,7 @@
 """`pillarbox torture`, as a user types it: relays and consumers die as they work, and every promise holds."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from pillarbox.brokers.sqlite.file import connect
 from pillarbox.torture.cast import Cast, Member
 from pillarbox.torture.deeds import Operator
 from pillarbox.torture.faults import GROUPS
+from pillarbox.torture.judge import main as judge_again
 from pillarbox.torture.processes import Process, Processes
+from pillarbox.torture.program import command_of
 from pillarbox.torture.stage import GivenServers, offered
 from pillarbox.torture.taps import tap_at
 from pillarbox.torture.writer import TOPICS
@@ -141,7 +144,9 @@ def test_ended_early_it_leaves_nothing(database: str, tmp_path: Path, *, interru
     words = ["--database", database, "--broker", broker, "--minutes", "1", "--faults", "none"]
     words += ["--keep", str(tmp_path / "kept")] if interrupted else []
     command = [sys.executable, "-m", "pillarbox", "torture", *words]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    (temporary := tmp_path / "temporary").mkdir()
+    where = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=where) as process:
         await_effects(database)
         if interrupted:
             process.send_signal(signal.SIGINT)
@@ -150,9 +155,16 @@ def test_ended_early_it_leaves_nothing(database: str, tmp_path: Path, *, interru
         _, talk = process.communicate(timeout=60)
     assert process.returncode == (130 if interrupted else 1), talk
     assert ("The run ended before it could be judged" in talk) != interrupted
+    repeat = f"to repeat it: pillarbox torture --database {database} --broker {broker} --minutes 1 --seed "
+    lines = talk.splitlines()
+    assert (repeat in lines[1], repeat in lines[-1]) == (True, True), talk
     assert run_there(database, "SELECT nspname FROM pg_namespace WHERE nspname = 'pillarbox_torture'") == []
     left = {file.name.partition("-")[0] for file in tmp_path.iterdir()}
-    assert left == ({"stream.db", "kept"} if interrupted else set())
+    assert left == {"temporary", *(["stream.db", "kept"] if interrupted else [])}
+    if not interrupted:
+        [kept] = temporary.iterdir()
+        assert str(kept) in talk
+        assert list((kept / "intents").iterdir()), "the evidence of a run that failed is gone"
 
 
 def await_effects(url: str) -> None:
@@ -175,14 +187,50 @@ def test_a_loss_is_found_and_the_command_that_repeats_it_is_named(tmp_path: Path
         "import sys\nfrom pillarbox.torture.taps import sqlite as taps\n"
         "messages = taps.SqliteTap.messages\n"
         "taps.SqliteTap.messages = lambda self, topics: list(messages(self, topics))[:-1]\n"
-        "sys.argv = ['pillarbox', 'torture', '--minutes', '0.1', '--seed', '5', '--faults', 'relay']\n"
-        "from pillarbox.__main__ import main\nmain()\n"
     )
-    done = subprocess.run([sys.executable, "-c", thief], capture_output=True, text=True, timeout=110)
+    done = torture_with(thief, "--seed", "5", "--faults", "relay", at=tmp_path)
     assert done.returncode == 1
     assert "BROKEN" in done.stdout
     assert "lost: " in done.stderr
-    assert "to repeat it: pillarbox torture --minutes 0.1 --seed 5 --faults relay" in done.stderr
+    repeat = "to repeat it: pillarbox torture --minutes 0.1 --seed 5 --faults relay"
+    first, second, *_, last = done.stderr.splitlines()
+    assert (first.startswith("seed 5, "), second, last) == (True, repeat, repeat)
+    [kept] = tmp_path.iterdir()
+    assert f"evidence, logs and latency.svg: {kept}" in done.stderr
+    assert {file.name for file in kept.iterdir()} >= {"latency.svg", "facts.json", "shop.db", "stream.db", "logs"}
+    assert judge_again(str(kept)) == 1
+
+
+def test_a_torture_that_fails_itself_keeps_what_there_is_and_says_how_to_repeat_it(tmp_path: Path) -> None:
+    broken = (
+        "import sys\nfrom pillarbox.torture.recording import Recording\nRecording.write_lists = lambda self: 1 / 0\n"
+    )
+    done = torture_with(broken, "--seed", "6", "--faults", "none", at=tmp_path)
+    assert done.returncode != 0
+    assert "division by zero" in done.stderr
+    assert done.stderr.count("to repeat it: pillarbox torture --minutes 0.1 --seed 6 --faults none") == 2
+    [kept] = tmp_path.iterdir()
+    assert f"evidence, logs and latency.svg: {kept}" in done.stderr
+
+
+def test_what_was_no_failure_leaves_nothing_in_the_place_for_temporary_files(tmp_path: Path) -> None:
+    done = torture_with("import sys\n", "--seed", "5", "--faults", "none", "--json", at=tmp_path)
+    assert held(done)["repeat_with"] == "pillarbox torture --minutes 0.1 --seed 5 --faults none"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_that_repeats_a_run_has_no_password() -> None:
+    command = command_of("postgresql://me:hush@db/shop", "redis://host", 1, 7, ["relay", "admin"])
+    assert "hush" not in command
+    assert command.endswith("@db/shop' --broker redis://host --minutes 1 --seed 7 --faults relay,admin")
+
+
+def torture_with(code: str, *words: str, at: Path) -> "subprocess.CompletedProcess[str]":
+    """Run it for six seconds after some code of ours, with files of its own in a place for temporary ones."""
+    argv = ["pillarbox", "torture", "--minutes", "0.1", *words]
+    script = f"{code}sys.argv = {argv!r}\nfrom pillarbox.__main__ import main\nmain()\n"
+    where = {**os.environ, "TMPDIR": str(at)}
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, env=where)
 
 
 @pytest.mark.parametrize(
@@ -236,7 +284,7 @@ def test_who_kills_himself_is_started_again_and_that_is_a_fault(tmp_path: Path) 
         while cast.killed_itself_at == 0.0 and time.monotonic() < until:
             cast.look()
         assert time.time() - 30 < cast.killed_itself_at <= time.time()
-        assert (cast.relay_deaths, cast.words, cast.consumers[0].deaths) == (0, [], 1)
+        assert (cast.relays_died, cast.words, cast.consumers[0].deaths) == ([], [], 1)
 
 
 def test_a_command_that_counts_is_typed_until_it_has_done_what_it_says(tmp_path: Path) -> None:
@@ -257,3 +305,5 @@ def test_a_command_that_counts_is_typed_until_it_has_done_what_it_says(tmp_path:
         while not operator.is_done:
             assert time.monotonic() < until
         assert started == ["resume"] * 4
+        assert [one.code for one in operator.commands] == [3, 3, 4, 4]
+        assert operator.ended_at == operator.commands[-1].ended_at > operator.commands[-1].began_at

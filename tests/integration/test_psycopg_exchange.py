@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
-from psycopg import IsolationLevel
+from psycopg import IsolationLevel, errors
 
 from pillarbox.brokers.memory import MemoryBroker
 from pillarbox.core.event import Event
@@ -18,10 +18,11 @@ from pillarbox.core.insert import Statement
 from pillarbox.core.message import Message
 from pillarbox.core.retry import RetryPolicy
 from pillarbox.core.routing import Topics
-from pillarbox.errors import StoreUnavailable
+from pillarbox.errors import StoreError, StoreUnavailable
 from pillarbox.inbox.consumer import Consumer
-from pillarbox.psycopg import Inbox
+from pillarbox.psycopg import AsyncInbox, Inbox
 from pillarbox.psycopg.exchange import Exchange
+from pillarbox.stores.postgres.connection import failures
 from pillarbox.telemetry.hooks import Facts, Hooks, Moment
 from pillarbox.wiring import SystemClock
 from servers.postgres import Postgres
@@ -247,3 +248,38 @@ def test_a_server_that_went_down_at_once_is_away(own_postgres: Callable[[str], P
             time.sleep(0.01)
         with pytest.raises(StoreUnavailable):
             Exchange(connection).run(Statement("SELECT 1"))
+
+
+class EndedAtCommit(psycopg.AsyncConnection[Any]):
+    """A session that is ended between the answer to its COMMIT and the server's being ready: two answers come. When
+    that happens is chance; this is what psycopg makes of it."""
+
+    def _exec_command(self, command: Any, *more: Any) -> Any:
+        result = yield from super()._exec_command(command, *more)
+        if command == b"COMMIT":
+            raise psycopg.InternalError("received 2 results from command 'COMMIT'")
+        return result
+
+
+async def test_a_session_that_is_ended_in_the_middle_of_its_commit_is_an_outage(
+    db: "psycopg.Connection[Any]", migrated: str
+) -> None:
+    inbox = AsyncInbox("billing", lambda: EndedAtCommit.connect(migrated))
+
+    def program() -> Iterator[Any]:
+        yield Statement("INSERT INTO effects (n) VALUES (1)")
+
+    with pytest.raises(StoreUnavailable, match="PostgreSQL is away: received 2 results"):
+        await inbox.perform(cast(Any, program()))
+    await inbox.close()
+    assert rows(db, "SELECT n FROM effects") == [(1,)], "so whoever tries again has to find out"
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [(psycopg.InternalError("received 2 results"), StoreUnavailable), (errors.InternalError_("a page is"), StoreError)],
+)
+def test_only_an_error_of_psycopgs_own_is_an_outage_to_a_relay(error: psycopg.Error, ours: type[StoreError]) -> None:
+    with pytest.raises(StoreError) as raised, failures():
+        raise error
+    assert type(raised.value) is ours

@@ -4,13 +4,11 @@ import json
 import secrets
 import shlex
 import shutil
-import signal
 import sqlite3
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +19,7 @@ from pillarbox.demo.story import Kill, Story, TimeIsUp, sqlite_url
 from pillarbox.demo.view import open_view
 from pillarbox.torture.checker import Report, check, read
 from pillarbox.torture.directory import open_directory
-from pillarbox.torture.processes import ProcessFailed
+from pillarbox.torture.processes import ProcessFailed, sigterm_interrupts
 
 KILLS_EACH = 2
 FEWEST_EVENTS = 50
@@ -35,7 +33,7 @@ def run(events: int, seed: int | None, keep: Path | None, as_json: bool) -> int:
     console, errors = Console(), Console(stderr=True)
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     try:
-        with _sigterm_interrupts(), open_directory(keep, "demo") as directory:
+        with sigterm_interrupts(), open_directory(keep, "demo") as directory:
             talk = errors if as_json else console  # the seed repeats the run, also where JSON is wanted
             talk.print(f"{counted(events, 'event')}, seed {seed}, in {directory}", highlight=False, soft_wrap=True)
             return _run_in(directory, events, seed, keep, as_json, console, errors)
@@ -119,17 +117,3 @@ def _commands(directory: Path) -> str:
             f"  {shlex.quote(sys.executable)} -m pillarbox.torture.checker {shlex.quote(str(directory))}",
         ]
     )
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the demo as Ctrl-C does: children stopped, files gone."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

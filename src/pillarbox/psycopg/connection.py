@@ -44,4 +44,5 @@ def raise_ours(error: psycopg.Error) -> NoReturn:
 
 def is_callers_own(error: psycopg.Error) -> bool:
     """Tell whether an error is about how psycopg was used, and not about what the server said."""
-    return error.sqlstate is None and not isinstance(error, psycopg.OperationalError)
+    # Its own InternalErrors are about answers that do not fit: a session that is ended in a commit gives it two.
+    return error.sqlstate is None and not isinstance(error, psycopg.OperationalError | psycopg.InternalError)

@@ -24,7 +24,7 @@ CREATE TABLE {p}journal (change text PRIMARY KEY);
 """
 LEDGER = """
 CREATE TABLE {p}ledger (
-    id {identity}, event_id text NOT NULL, aggregate text NOT NULL, version integer NOT NULL, amount integer NOT NULL
+    id {identity}, event_id text NOT NULL, aggregate text NOT NULL, contents text NOT NULL
 );
 """
 

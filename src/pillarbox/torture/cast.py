@@ -18,15 +18,19 @@ class Member:
         self.process = start()
         self.frozen = False
         self._leaving = False
-        self.deaths = 0
-        """How often it was killed, or killed itself."""
+        self.died: list[tuple[float, str]] = []
+        """When it was killed, or killed itself, and which process that was."""
         self.killed_itself_at = 0.0
+
+    @property
+    def deaths(self) -> int:
+        return len(self.died)
 
     def kill(self) -> None:
         """kill -9; it is started again by `look`."""
         self.thaw()
         self.process.kill()
-        self.deaths += 1
+        self.died.append((time.time(), self.process.name))
 
     def stop(self) -> None:
         """SIGTERM: it drains, hands over, and ends by itself."""
@@ -52,8 +56,8 @@ class Member:
         words = None
         if code == -signal.SIGKILL:
             if not self.process.killed:
-                self.deaths += 1
                 self.killed_itself_at = time.time()
+                self.died.append((self.killed_itself_at, self.process.name))
         elif not (expected and code in (0, -signal.SIGTERM)):  # it may not have been ready for the signal yet
             words = f"the {self.process.name} ended with {code}: {self.process.last_words()}"
         self._leaving = False
@@ -89,5 +93,5 @@ class Cast:
         return max(member.killed_itself_at for member in [*self.relays, *self.consumers])
 
     @property
-    def relay_deaths(self) -> int:
-        return sum(member.deaths for member in self.relays)
+    def relays_died(self) -> list[tuple[float, str]]:
+        return sorted(death for member in self.relays for death in member.died)

@@ -3,8 +3,10 @@
 `pillarbox consume pillarbox.torture.effects:inbox` runs it; TORTURE_LEDGER names its database.
 """
 
+import json
 import os
 import signal
+import time
 from typing import Any
 
 from pillarbox import Event
@@ -17,16 +19,20 @@ inbox = _bank.inbox("torture")
 def book(connection: Any, event: Event[dict[str, Any]]) -> None:
     """Book an event: not idempotent, so only the inbox stands between a copy and a second effect."""
     assert event.aggregate is not None
-    says, aggregate = event.payload, "/".join(event.aggregate)
+    assert event.delivery is not None
+    contents = {
+        "type": event.type, "topic": event.delivery.topic, "payload": event.payload, "headers": dict(event.headers),
+    }  # fmt: skip
     _bank.run(
         connection,
-        "INSERT INTO {p}ledger (event_id, aggregate, version, amount) VALUES (%s, %s, %s, %s)",
-        str(event.id), aggregate, says["version"], says["amount"],
+        "INSERT INTO {p}ledger (event_id, aggregate, contents) VALUES (%s, %s, %s)",
+        str(event.id), "/".join(event.aggregate), json.dumps(contents),
     )  # fmt: skip
 
 
 def die(connection: Any, event: Event[dict[str, Any]]) -> None:
     """Kill this process, as code that runs out of memory would."""
+    print(json.dumps({"deadly": str(event.id), "deadly_at": time.time()}), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

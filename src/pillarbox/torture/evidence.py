@@ -1,4 +1,5 @@
-"""The evidence of a torture run, as it lies in a directory. It imports the checker, and nothing else of Pillarbox.
+"""The evidence of a torture run, as it lies in a directory. It imports the checker and the reckoning of
+copies, and nothing else of Pillarbox.
 
     intents/*.jsonl   one file per writer: every change before its commit, its outcome after it, the end
     journal.jsonl     the changes whose row is in the database
@@ -11,17 +12,19 @@ Every list ends with {"end": how many lines it has}: one that was cut off proves
 """
 
 import json
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pillarbox.torture.blame import Blame, blame, copies_of
 from pillarbox.torture.checker import Change, changes_in, resolve
 
 Event = Mapping[str, Any]
 """What is known of an event, by the names that the writers use."""
+REFUSED, DEAD_LETTER = "refused", "dead letter"
+"""The fates of poison: dead in the outbox, because no broker takes it; dead in the inbox, because no handler lives."""
 FLUSHED = 2.0
 """Seconds until what committed without waiting for the disk is with a standby as well; three times what PostgreSQL
 allows itself."""
@@ -125,18 +128,60 @@ def counts(evidence: Evidence) -> dict[str, int]:
     }
 
 
-def copies_after(evidence: Evidence) -> Mapping[str, int]:
-    """Count copies by the last fault before each that may have made it; as far as the broker says when it had them."""
-    faults = sorted(
-        (one["began_at"], one["fault"]) for one in evidence.facts["faults"] if one["fault"] in evidence.facts["repeat"]
-    )
-    began, seen, found = [at for at, _ in faults], set[str](), Counter[str]()
-    for message in evidence.wire:
-        if message["id"] in seen and message["at"] is not None:
-            before = bisect_right(began, message["at"])
-            found[faults[before - 1][1] if before else "nothing"] += 1
-        seen.add(message["id"])
-    return dict(found.most_common())
+def poison_log(evidence: Evidence) -> Sequence[Event]:
+    """Say of each poison that was committed when it came, whom it has killed over how long, and how it ended."""
+    done, _ = resolve(evidence.changes, set(evidence.journal), [])
+    began = evidence.facts["began_at"]
+    ended = {one["id"]: f"{one['status']} in the {one['side']}" for one in evidence.statuses}
+    struck: dict[str, list[Event]] = {}
+    for one in evidence.facts["deadly"]:
+        struck.setdefault(one["id"], []).append(one)
+    found = [
+        {
+            "at": round((change.at or began) - began, 2), "poison": event["poison"], "id": event["id"],
+            "aggregate": event["aggregate"], "whom": [one["whom"] for one in struck.get(event["id"], ())],
+            "lasted": _span([one["at"] for one in struck.get(event["id"], ())]),
+            "ended": ended.get(event["id"], "without a status"),
+        }
+        for change in done
+        for event in change.events
+        if "poison" in event
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: float(one["at"]))
+
+
+def _span(times: Sequence[float]) -> float:
+    return round(max(times) - min(times), 2) if times else 0.0
+
+
+def blamed(evidence: Evidence) -> Blame:
+    """Say how many copies each cause has made, and which none explains."""
+    facts = evidence.facts
+    return blame(copies_of(evidence.wire), facts["causes"], facts["barred"])
+
+
+def causes(evidence: Evidence) -> Sequence[Event]:
+    """Give every cause that has made copies, with how many of how many it may have made."""
+    began, made = evidence.facts["began_at"], blamed(evidence).made
+    return [
+        {
+            "at": round(cause["began_at"] - began, 2), "what": cause["what"], "whom": cause["whom"], "copies": count,
+            "most": cause["most"],
+        }
+        for cause, count in zip(evidence.facts["causes"], made, strict=True)
+        if count
+    ]  # fmt: skip
+
+
+def copies_come_from(evidence: Evidence) -> Mapping[str, Mapping[str, int]]:
+    """Give the bound in its parts, by kinds of causes, and how much of each was used."""
+    found: dict[str, dict[str, int]] = {}
+    for cause, count in zip(evidence.facts["causes"], blamed(evidence).made, strict=True):
+        part = found.setdefault(cause["what"], {"causes": 0, "copies": 0, "most": 0})
+        part["causes"] += 1
+        part["copies"] += count
+        part["most"] += cause["most"]
+    return dict(sorted(found.items(), key=lambda item: -item[1]["copies"]))
 
 
 def latencies(evidence: Evidence) -> Sequence[tuple[float, float]]:

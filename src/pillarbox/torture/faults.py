@@ -42,6 +42,9 @@ KINDS = (
     Kind("broker", "kill the broker", 2, (0.0, 1.0, 4.0)),
     Kind("broker", "flush the hint", 2),
     Kind("network", "cut the way to the database", 2, (0.5, 2.0, 5.0)),
+    Kind("network", "reset connections to the database", 2, (0.1, 1.0)),
+    Kind("network", "slow the way to the database", 1, (3.0,)),
+    Kind("network", "lose answers of the database", 2, (0.5, 2.5)),
     Kind("network", "cut the way to the broker", 2, (0.5, 2.0, 5.0)),
     Kind("network", "reset connections to the broker", 3, (0.1, 1.0)),
     Kind("network", "slow the way to the broker", 1, (3.0,)),
@@ -53,6 +56,9 @@ KINDS = (
     Kind("admin", "pause a topic", 2, (1.0, 3.0)),
     Kind("admin", "retry dead events", 2),
 )
+SERVERS = ("database", "broker", "network")
+TOGETHER = 0.4
+"""How often somebody's process is struck while a fault of these groups lasts: more of it than chance brings."""
 GROUPS = tuple(dict.fromkeys(kind.group for kind in KINDS))
 
 
@@ -69,7 +75,10 @@ def plan(seed: int, seconds: float, offered: Collection[str], every: float = 1.0
     """Say what strikes in a run of so many seconds, about once in `every`: always the same for the same arguments.
     `offered` are the names of the faults that can be made."""
     kinds = [kind for kind in KINDS if kind.name in offered]
-    return list(_strikes(Random(f"faults {seed}"), seconds, kinds, every)) if kinds else []
+    chance = Random(f"faults {seed}")
+    strikes = list(_strikes(chance, seconds, kinds, every)) if kinds else []
+    meanwhile = _strikes_meanwhile(chance, strikes, [kind for kind in kinds if kind.group in ("relay", "consumer")])
+    return sorted([*strikes, *meanwhile])
 
 
 def _strikes(chance: Random, seconds: float, kinds: Sequence[Kind], every: float) -> Iterator[Strike]:
@@ -80,6 +89,16 @@ def _strikes(chance: Random, seconds: float, kinds: Sequence[Kind], every: float
     while (at := at + chance.uniform(0.3, 1.7) * every) < end and (coming or again):
         [kind] = [coming.pop()] if coming else chance.choices(again, [kind.often for kind in again])
         yield Strike(round(at, 2), kind.name, chance.randrange(1_000), chance.choice(kind.lasts))
+
+
+def _strikes_meanwhile(chance: Random, strikes: Sequence[Strike], kinds: Sequence[Kind]) -> Iterator[Strike]:
+    """Strike relays and consumers while servers or ways are away; what comes last must not be outlasted."""
+    servers, end = named(SERVERS), max((strike.at for strike in strikes), default=0.0)
+    for strike in strikes if kinds else ():
+        at = round(strike.at + chance.uniform(0.2, 0.8) * strike.lasts, 2)
+        if strike.name in servers and strike.lasts and chance.random() < TOGETHER and at <= end:
+            [kind] = chance.choices(kinds, [kind.often for kind in kinds])
+            yield Strike(at, kind.name, chance.randrange(1_000), chance.choice(kind.lasts))
 
 
 def named(groups: Collection[str]) -> frozenset[str]:

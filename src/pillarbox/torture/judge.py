@@ -3,6 +3,7 @@
 `python -m pillarbox.torture.judge DIR` judges again what a run has left behind.
 """
 
+import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pillarbox.torture.checker import History, Report, Seen, check, in_commit_order, resolve
-from pillarbox.torture.evidence import Event, Evidence, read
+from pillarbox.torture.evidence import DEAD_LETTER, REFUSED, Event, Evidence, blamed, read
+from pillarbox.torture.waiting import pace, waiting
 
 REST = 60.0
 """Within so many seconds after the last fault, everything is published and applied."""
-SAME = ("type", "aggregate", "topic", "version", "amount", "headers")
-REFUSED, DEAD_LETTER = "refused", "dead letter"
-"""The fates of poison: dead in the outbox, because no broker takes it; dead in the inbox, because no handler lives."""
 MOST_FINDINGS = 20
 
 
@@ -57,7 +56,7 @@ def judge(evidence: Evidence) -> Sequence[Judgement]:
         _none("C1", "nothing lost", "lost", wire, effects),
         _no_phantom(evidence, wire, effects),
         _none("C3", "first copies in order per aggregate", "out of order", wire),
-        _few_copies(evidence, wire),
+        _few_copies(evidence),
         _once(effects),
         _unchanged(evidence, events),
         _at_rest(evidence),
@@ -86,12 +85,21 @@ def _no_phantom(evidence: Evidence, *reports: Report) -> Judgement:
     return found._replace(seen=f"{found.seen}; apart from {len(heard):,} of commits that the failover lost")
 
 
-def _few_copies(evidence: Evidence, wire: Report) -> Judgement:
-    """A crash repeats at most what lies after the newest tick; without a fault, nothing is repeated."""
-    most = evidence.facts["most_copies"]
-    seen = f"{wire.copies:,} copies of at most {most:,}"
-    findings = [f"copies: {seen}"] if wire.copies > most else []
-    return Judgement("C4", "copies within their bound", not findings, seen, findings)
+def _few_copies(evidence: Evidence) -> Judgement:
+    """Each copy is near a cause that may have made it, and no cause has made more than it may; without a fault there
+    is no cause."""
+    most = sum(cause["most"] for cause in evidence.facts["causes"])
+    made, unexplained = blamed(evidence)
+    copies = sum(made) + len(unexplained)
+    share = f" ({copies / most:.1%})" if most else ""
+    began = evidence.facts["began_at"]
+    findings = [f"copies: {copies:,} of at most {most:,}"] if copies > most else []
+    for one in unexplained:
+        when = "at some time" if one.at is None else f"{one.at - began:.1f} s after the start"
+        findings.append(f"copies: {one.id} came once more {when}, and no fault around explains it")
+    return Judgement(
+        "C4", "copies within their bounds", not findings, f"{copies:,} copies of at most {most:,}{share}", findings
+    )
 
 
 def _once(effects: Report) -> Judgement:
@@ -105,29 +113,68 @@ def _once(effects: Report) -> Judgement:
 
 
 def _unchanged(evidence: Evidence, events: Mapping[str, Event]) -> Judgement:
+    """Compare all that a message is made of, and all that a handler was given, with what its writer meant."""
     findings = []
-    for where, seen in (("on the wire", evidence.wire), ("applied", evidence.effects)):
-        for one in seen:
-            meant = events.get(one["id"])
-            other = [name for name in SAME if meant is not None and name in one and one[name] != meant[name]]
-            findings += [f"changed: {one['id']} is {where} with {name} {one[name]!r}" for name in other]
-    return Judgement("C6", "payload and headers unchanged", not findings, f"{len(findings)} changed", findings)
+    for message in evidence.wire:
+        if (id := message["id"]) in events:
+            headers = message["headers"]
+            said = {
+                "topic": message["topic"],
+                "key": message["key"],
+                "headers": headers,
+                "body": _value(message["body"]),
+            }
+            findings += _changes(id, "on the wire", said, _meant_message(events[id]))
+    for effect in evidence.effects:
+        if (meant := events.get(effect["id"])) is not None:
+            findings += _changes(effect["id"], "applied", effect, {name: meant[name] for name in effect})
+    compared = f"{len(evidence.wire):,} messages and {len(evidence.effects):,} effects, {len(findings)} changed"
+    return Judgement("C6", "payload and headers unchanged", not findings, compared, findings)
+
+
+def _meant_message(event: Event) -> dict[str, Any]:
+    """Say what the broker must have of an event: nothing less, nothing else."""
+    kind, _, account = event["aggregate"].partition("/")
+    headers = {
+        "id": event["id"], "type": event["type"], "content_type": "application/json",
+        "aggregate_type": kind, "aggregate_id": account, **event["headers"],
+    }  # fmt: skip
+    return {"topic": event["topic"], "key": account, "headers": headers, "body": event["payload"]}
+
+
+def _changes(id: str, where: str, said: Mapping[str, Any], meant: Mapping[str, Any]) -> list[str]:
+    return [
+        f"changed: {id} is {where} with {name} {said[name]!r}, and {meant[name]!r} was meant"
+        for name in said
+        if json.dumps(said[name], sort_keys=True)
+        != json.dumps(meant[name], sort_keys=True)  # 1 is neither 1.0 nor true
+    ]
+
+
+def _value(body: str) -> Any:
+    try:
+        return json.loads(body)
+    except ValueError:
+        return f"what is no JSON: {body[:80]}"
 
 
 def _at_rest(evidence: Evidence) -> Judgement:
-    rest = evidence.facts["rest_seconds"]
-    if rest is None:
-        return Judgement("C7", "at rest soon after the last fault", False, "never", ["it never came to rest"])
-    findings = [f"late: at rest {rest:.1f} s after the last fault"] if rest > REST else []
-    return Judgement("C7", "at rest soon after the last fault", not findings, f"after {rest:.1f} s", findings)
+    """Where it took too long, tell what waits where, and whether anything still moves."""
+    rest, title = evidence.facts["rest_seconds"], "at rest soon after the last fault"
+    if rest is not None and rest <= REST:
+        return Judgement("C7", title, True, f"after {rest:.1f} s")
+    seen = "never" if rest is None else f"after {rest:.1f} s"
+    came = "it never came to rest" if rest is None else f"late: at rest {rest:.1f} s after the last fault"
+    where = [f"waits: {count:,} {place}" for place, count in waiting(evidence).items()]
+    where += [f"waits: the operator, for `{words}` to end" for words in evidence.facts["unended"]]
+    return Judgement("C7", title, False, seen, [f"{came}; {pace(evidence.facts['waited'])}", *where])
 
 
 def _statuses(evidence: Evidence, committed: Mapping[str, Event]) -> Judgement:
     """Each committed event is published, or dead where that is its fate; figures and metrics say what tables say."""
     outbox = {id: "dead" if event.get("fate") == REFUSED else "published" for id, event in committed.items()}
     inbox = {id: "dead" for id, event in committed.items() if event.get("fate") == DEAD_LETTER}
-    prunes = any(one["fault"] == "prune" for one in evidence.facts["faults"])
-    pruned = {message["id"] for message in evidence.wire} if prunes else set()
+    pruned = {message["id"] for message in evidence.wire} if evidence.facts["prunes"] else set()
     findings = [*_one_each(evidence, "outbox", outbox, pruned), *_one_each(evidence, "inbox", inbox, set())]
     tables, told = evidence.facts["tables"], evidence.facts["told"]
     findings += [
@@ -143,7 +190,9 @@ def _statuses(evidence: Evidence, committed: Mapping[str, Event]) -> Judgement:
 
 def _one_each(evidence: Evidence, side: str, meant: Mapping[str, str], pruned: set[str]) -> list[str]:
     gone = evidence.lost_by_failover
-    said = [one for one in evidence.statuses if one["side"] == side and one["id"] not in gone]
+    here = [one for one in evidence.statuses if one["side"] == side and one["id"] not in gone]
+    # What else an inbox has parked waits for something, which C7 sees, or is a note about what was applied.
+    said = [one for one in here if side == "outbox" or one["status"] == "dead"]
     times = Counter(one["id"] for one in said)
     findings = [f"status: {id} has {count} of them ({side})" for id, count in times.items() if count > 1]
     findings += [

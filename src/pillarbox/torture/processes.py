@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -156,3 +157,17 @@ def _clean_environment() -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PILLARBOX_")}
     here = str(Path(__file__).parents[2])
     return {**clean, "PYTHONPATH": os.pathsep.join([here, *filter(None, [clean.get("PYTHONPATH")])])}
+
+
+@contextmanager
+def sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does: children stopped, files gone."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,7 +1,8 @@
 """`pillarbox torture`: prepares a directory, lets a run go, lets the evidence be judged, and shows the verdict."""
 
 import secrets
-from collections.abc import Collection, Iterator
+import shlex
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from pillarbox.core.secrets import without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.torture.bank import bank_at
-from pillarbox.torture.directory import open_directory
-from pillarbox.torture.evidence import latencies
+from pillarbox.torture.directory import Place, open_place
+from pillarbox.torture.evidence import Evidence, latencies
 from pillarbox.torture.faults import GROUPS
 from pillarbox.torture.judge import MOST_FINDINGS, judge
 from pillarbox.torture.plot import plot
-from pillarbox.torture.processes import ProcessFailed
+from pillarbox.torture.processes import ProcessFailed, sigterm_interrupts
 from pillarbox.torture.report import as_json as in_json
 from pillarbox.torture.report import show
 from pillarbox.torture.run import Progress, Run
@@ -30,47 +32,73 @@ def run(
 ) -> int:  # fmt: skip
     """Torture on somebody's servers, or on files of its own; give the exit code."""
     database, broker = _new_file("database", database), _new_file("broker", broker)
-    with open_directory(keep, "torture") as place:
-        stage = GivenServers(database, broker, place)
+    with sigterm_interrupts(), open_place(keep, "pillarbox-torture") as place:
+        stage = GivenServers(database, broker, place.path)
         seed = secrets.randbelow(1_000_000) if seed is None else seed
-        command = _command(database, broker, minutes, seed, groups)
-        return torture(stage, place, minutes, seed, groups, command, kept=keep is not None, as_json=as_json)
+        command = command_of(database, broker, minutes, seed, groups)
+        return torture(stage, place, minutes, seed, groups, command, as_json=as_json)
 
 
 def torture(
-    stage: Stage, place: Path, minutes: float, seed: int, groups: Collection[str], command: str, *,
-    kept: bool, as_json: bool,
-) -> int:  # fmt: skip
-    """Torture on a stage, in an empty directory; give the exit code. `command` repeats the run."""
-    console, errors = Console(), Console(stderr=True)
+    stage: Stage, place: Place, minutes: float, seed: int, groups: Collection[str], command: str, *, as_json: bool
+) -> int:
+    """Torture on a stage, in an empty directory; give the exit code. `command` repeats the run, and is said first and
+    however it ends; a place that was to be thrown away is kept where it failed."""
     bank_at(stage.database), tap_at(stage.broker)  # what it cannot use is refused before anything is said
-    if not as_json:
-        console.print(f"seed {seed}, {minutes:g} min, in {place}", highlight=False, soft_wrap=True)
-        for sentence in left_out(stage, groups):
-            console.print(sentence, highlight=False, soft_wrap=True)
-    with _watched(console, silent=as_json) as tell:
-        one = Run(stage, place, minutes * 60, seed, groups, tell)
-        try:
-            evidence = one.go()
-        except ProcessFailed as error:
-            errors.print(f"{error}\nThe run ended before it could be judged; to repeat it: {command}", soft_wrap=True)
+    for sentence in (
+        f"seed {seed}, {minutes:g} min, in {place.path}",
+        *map(str, left_out(stage, groups)),
+        _repeat(command),
+    ):
+        _say(sentence)
+    console = Console()
+    try:
+        with _watched(console, silent=as_json) as tell:
+            run = Run(stage, place.path, minutes * 60, seed, groups, tell)
+            evidence, left = _go(run, keep_files=place.kept)
+        judgements = judge(evidence)
+        (place.path / "latency.svg").write_text(plot(latencies(evidence), evidence.facts["faults"], minutes * 60))
+        print(in_json(evidence, judgements, command)) if as_json else show(console, evidence, judgements)
+    except KeyboardInterrupt:
+        _say(f"interrupted; {_repeat(command)}")
+        raise
+    except Exception as error:
+        place.kept = True
+        _say(f"The run ended before it could be judged: {error}\n{_kept(place)}\n{_repeat(command)}", style="red")
+        if isinstance(error, ProcessFailed):
             return 1
-        finally:
-            left = one.clean_up(keep_files=kept)
-            for sentence in left:
-                errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
-    judgements = judge(evidence)
-    (place / "latency.svg").write_text(plot(latencies(evidence), evidence.facts["faults"], minutes * 60))
-    if as_json:
-        print(in_json(evidence, judgements, command))
-    else:
-        show(console, evidence, judgements)
-        if kept:
-            console.print(f"evidence and latency.svg: {place}", highlight=False, soft_wrap=True)
+        raise
     findings = [finding for one in judgements for finding in one.findings]
-    for sentence in [*findings[:MOST_FINDINGS], *([f"to repeat it: {command}"] if findings else [])]:
-        errors.print(sentence, style="red", highlight=False, markup=False, soft_wrap=True)
+    place.kept = place.kept or bool(findings)
+    ending = [_kept(place)] * place.kept + [_repeat(command)] * bool(findings)
+    for sentence in (*findings[:MOST_FINDINGS], *ending):
+        _say(sentence, style="red" if findings else None)
     return 1 if findings or left else 0
+
+
+def _go(run: Run, *, keep_files: bool) -> tuple[Evidence, Sequence[str]]:
+    """Let it run; give the evidence, and what could not be removed, which is said as well."""
+    left: list[str] = []
+    try:
+        evidence = run.go()
+    finally:
+        left += run.clean_up(keep_files=keep_files)
+        for sentence in left:
+            _say(sentence, style="red")
+    return evidence, left
+
+
+def _say(sentence: str, style: str | None = None) -> None:
+    """Tell people; stdout is for the verdict."""
+    Console(stderr=True).print(sentence, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
+def _repeat(command: str) -> str:
+    return f"to repeat it: {command}"
+
+
+def _kept(place: Place) -> str:
+    return f"evidence, logs and latency.svg: {place.path}"
 
 
 def _new_file(setting: str, url: str | None) -> str | None:
@@ -85,9 +113,10 @@ def _new_file(setting: str, url: str | None) -> str | None:
     return f"sqlite:///{file.resolve()}"
 
 
-def _command(database: str | None, broker: str | None, minutes: float, seed: int, groups: Collection[str]) -> str:
-    """Write the command that repeats a run; whoever typed the URLs knows them."""
-    words = [f"--{name} …" for name, url in (("database", database), ("broker", broker)) if url]
+def command_of(database: str | None, broker: str | None, minutes: float, seed: int, groups: Collection[str]) -> str:
+    """Write the command that repeats a run; whoever typed a URL knows its password."""
+    urls = (("database", database), ("broker", broker))
+    words = [f"--{name} {shlex.quote(without_secrets(url))}" for name, url in urls if url]
     return " ".join(["pillarbox torture", *words, f"--minutes {minutes:g} --seed {seed}", *chosen(groups)])
 
 

@@ -13,6 +13,9 @@ from pillarbox.torture.writer import TOPICS
 
 WRITERS, RELAYS, CONSUMERS = 8, 3, 3
 BATCH = 100
+KEPT = 30.0
+"""Seconds for which relays keep what is published, where operators prune as well: far less than a run, so that a relay
+that is struck, 5 s after its start or later, has pruned something; and what came last keeps its status."""
 HEALTH = ["--set", "health.listen=127.0.0.1:0"]
 """Where metrics are asked for, in the end; each process says in its log which port it got."""
 
@@ -22,10 +25,10 @@ class Programs:
 
     def __init__(
         self, stage: Stage, directory: Path, processes: Processes, seed: int, clocks: Clocks | None, *,
-        hurried: bool,
+        hurried: bool, prunes: bool,
     ) -> None:  # fmt: skip
         self._stage, self._directory, self._processes, self._seed = stage, directory, processes, seed
-        self._clocks, self._hurried = clocks, hurried
+        self._clocks, self._hurried, self._prunes = clocks, hurried, prunes
         self._place = [] if stage.database.startswith("sqlite:") else ["--set", f"outbox.schema={SCHEMA}"]
         self.started = Counter[str]()
         """How many there were of each kind."""
@@ -50,6 +53,8 @@ class Programs:
         flags = {"relay.batch": str(BATCH)}
         if self._hurried:  # else nobody waits for a lease, and nobody may lose one because the machine is busy
             flags |= {"relay.lease": f"{LEASE:g} s", "relay.publish_timeout": f"{PUBLISH_TIMEOUT:g} s"}
+        if self._prunes:  # a relay that is struck as it prunes must have something to prune
+            flags["retention.published"] = f"{KEPT:g} s"
         sets = [word for key, value in flags.items() for word in ("--set", f"{key}={value}")]
         ways = ["--database", self._stage.way_to_database, "--broker", self._stage.way_to_broker]
         environment = {} if self._clocks is None else self._clocks.environment(number)

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from pillarbox.torture.stage import Stage
 from pillarbox.torture.taps import Caught, tap_at
 from pillarbox.torture.writer import TOPICS
 
-DEAD = "SELECT event_id, state FROM {p}pillarbox_inbox_parked WHERE state = 'dead'"
+EFFECTS = "SELECT event_id, aggregate, contents FROM {p}ledger ORDER BY id"
+PARKED = "SELECT event_id, state FROM {p}pillarbox_inbox_parked"
 
 
 class Recording:
@@ -29,12 +30,12 @@ class Recording:
         statuses = asyncio.run(answers.statuses(self._stage.database))
         with closing(bank.connect()) as connection, closing(ledger.connect()) as other:
             journal = bank.run(connection, "SELECT change FROM {p}journal")
-            effects = ledger.run(other, "SELECT event_id, aggregate, version, amount FROM {p}ledger ORDER BY id")
-            dead = ledger.run(other, DEAD)
+            effects = ledger.run(other, EFFECTS)
+            parked = ledger.run(other, PARKED)
         lists = {
             "journal": [{"change": change} for (change,) in journal],
-            "effects": [{"id": e[0], "aggregate": e[1], "version": e[2], "amount": e[3]} for e in effects],
-            "statuses": [*statuses, *({"side": "inbox", "id": str(id), "status": state} for id, state in dead)],
+            "effects": [{"id": id, "aggregate": line, **json.loads(says)} for id, line, says in effects],
+            "statuses": [*statuses, *({"side": "inbox", "id": str(id), "status": state} for id, state in parked)],
             "wire": [_told(message) for message in tap_at(self._stage.broker).messages(TOPICS)],
         }
         for name, entries in lists.items():
@@ -59,15 +60,33 @@ def counted(statuses: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return {name: states[name] for name in ("pending", "retrying", "blocked", "dead")}
 
 
+def pruned(logs: Path) -> int:
+    """Count the rows that operators have pruned, by the commands' own word."""
+    return sum(said["pruned"] for log in logs.glob("prune-*.log") for said in _lines(log) if "pruned" in said)
+
+
+def deadly(logs: Path) -> list[dict[str, Any]]:
+    """Say which consumer an event has killed and when, by that one's last words."""
+    found = [
+        {"id": said["deadly"], "at": said["deadly_at"], "whom": log.stem}
+        for log in logs.glob("consumer-*.log")
+        for said in _lines(log)
+        if "deadly" in said
+    ]
+    return sorted(found, key=lambda one: float(one["at"]))
+
+
+def _lines(log: Path) -> Iterator[dict[str, Any]]:
+    """Read the lines of JSON; who is killed may leave half a line, and so may a clock's library."""
+    for line in log.read_text(errors="replace").splitlines():
+        if line.startswith("{") and line.endswith("}"):
+            yield json.loads(line)
+
+
 def _told(message: Caught) -> dict[str, Any]:
-    """Write down a message by the names that the writers use; what cannot be read will differ from what was meant."""
+    """Write down a message as the broker has it; what is no text will differ from what was meant."""
     headers = message.headers
-    try:
-        says = json.loads(message.body)
-    except ValueError:
-        says = {"version": repr(message.body[:80])}
     return {
-        "id": headers.get("id"), "type": headers.get("type"), "topic": message.topic, "at": message.at,
-        "aggregate": f"{headers.get('aggregate_type')}/{headers.get('aggregate_id')}",
-        **says, "headers": {name: value for name, value in headers.items() if name == "writer"},
+        "id": headers.get("id"), "at": message.at, "topic": message.topic, "key": message.key,
+        "headers": headers, "body": message.body.decode(errors="backslashreplace"),
     }  # fmt: skip

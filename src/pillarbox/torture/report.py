@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from pillarbox.torture.evidence import Evidence, copies_after, counts, latencies
+from pillarbox.torture.evidence import Event, Evidence, causes, copies_come_from, counts, latencies, poison_log
 from pillarbox.torture.judge import Judgement
+from pillarbox.torture.waiting import waiting
 
 
 def show(console: Console, evidence: Evidence, judgements: Sequence[Judgement]) -> None:
@@ -17,8 +18,13 @@ def show(console: Console, evidence: Evidence, judgements: Sequence[Judgement]) 
     console.print(_pairs({name.replace("_", " "): value for name, value in counts(evidence).items()}))
     if struck:
         console.print(_pairs(dict(sorted(struck.items())), "faults that struck"))
-    if came := copies_after(evidence):
-        console.print(_pairs({f"after: {name}": count for name, count in came.items()}, "copies, by the fault before"))
+        console.print(_fault_log(evidence))
+    if poisons := poison_log(evidence):
+        console.print(_poison_log(poisons))
+    for one in evidence.facts["left_out"]:
+        console.print(f"left out: {one['what']}: {one['reason']}", highlight=False)
+    if came := copies_come_from(evidence):
+        console.print(_copies(came))
     console.print(_judged(judgements))
 
 
@@ -37,8 +43,15 @@ def as_json(evidence: Evidence, judgements: Sequence[Judgement], command: str) -
         },
         "latency_seconds": {name: _percentile(took, share) for name, share in (("p50", 0.5), ("p99", 0.99))},
         "fault_log": facts["faults"],
-        "copies_come_from": facts["copies_come_from"],
-        "copies_after": copies_after(evidence),
+        "poison_log": poison_log(evidence),
+        "left_out": facts["left_out"],
+        "rest_seconds": facts["rest_seconds"],
+        "waiting": waiting(evidence),
+        "waited": facts["waited"],
+        "pruned": facts["pruned"],
+        "most_copies": sum(cause["most"] for cause in facts["causes"]),
+        "copies_come_from": copies_come_from(evidence),
+        "copies_by_cause": causes(evidence),
         "metrics": facts["metrics"],
         "ended_by_themselves": facts["words"],
         "servers": facts["servers"],
@@ -55,6 +68,37 @@ def _pairs(values: Mapping[str, int], title: str | None = None) -> Table:
     table.add_column(justify="right", min_width=8)
     for name, value in values.items():
         table.add_row(name, f"{value:,}")
+    return table
+
+
+def _copies(came: Mapping[str, Mapping[str, int]]) -> Table:
+    table = Table(title="copies, and what may have made them", title_justify="left")
+    table.add_column("cause")
+    for column in ("times", "copies", "at most", "share"):
+        table.add_column(column, justify="right")
+    for name, one in came.items():
+        share = f"{one['copies'] / one['most']:.1%}" if one["most"] else ""
+        table.add_row(name, f"{one['causes']:,}", f"{one['copies']:,}", f"{one['most']:,}", share)
+    return table
+
+
+def _fault_log(evidence: Evidence) -> Table:
+    table = Table(title="fault log", title_justify="left")
+    for column in ("at", "what", "whom", "for"):
+        table.add_column(column)
+    for one in evidence.facts["faults"]:
+        lasted = one["ended_at"] - one["began_at"] if one["lasts"] else 0.0
+        table.add_row(f"{one['at']:.2f} s", one["fault"], one["whom"], f"{lasted:.1f} s" if lasted else "at once")
+    return table
+
+
+def _poison_log(poisons: Sequence[Event]) -> Table:
+    table = Table(title="events that are poison", title_justify="left")
+    for column in ("at", "what", "event", "killed", "for", "ended"):
+        table.add_column(column)
+    for one in poisons:
+        killed, lasted = ", ".join(one["whom"]) or "nobody", f"{one['lasted']:.1f} s" if one["lasted"] else ""
+        table.add_row(f"{one['at']:.2f} s", one["poison"], one["id"], killed, lasted, one["ended"])
     return table
 
 

@@ -14,15 +14,15 @@ from pillarbox.torture import answers
 from pillarbox.torture.bank import SCHEMA, bank_at
 from pillarbox.torture.cast import Cast
 from pillarbox.torture.clocks import Clocks, clean_up
-from pillarbox.torture.copies import copies_come_from, may_repeat, replayed
-from pillarbox.torture.deeds import PAUSE, Deeds, Operator
-from pillarbox.torture.evidence import Evidence, read
+from pillarbox.torture.copies import REPLAY, Losses, barred, causes_of
+from pillarbox.torture.deeds import PAUSE, PRUNE, Deeds, Operator
+from pillarbox.torture.evidence import DEAD_LETTER, Evidence, read
 from pillarbox.torture.faults import DEADLY, Strike, named, plan
-from pillarbox.torture.judge import DEAD_LETTER, REST
+from pillarbox.torture.judge import REST
 from pillarbox.torture.processes import Process, Processes, ProcessFailed
 from pillarbox.torture.programs import CONSUMERS, RELAYS, WRITERS, Programs
-from pillarbox.torture.recording import Recording, counted
-from pillarbox.torture.stage import CLOCKS, Deed, Stage, offered
+from pillarbox.torture.recording import Recording, counted, deadly, pruned
+from pillarbox.torture.stage import CLOCKS, Deed, Stage, left_out, offered
 from pillarbox.torture.taps import tap_at
 from pillarbox.torture.writer import TOPICS
 
@@ -50,7 +50,7 @@ class Run:
         tell: Callable[[Progress], None] = lambda progress: None,
     ) -> None:  # fmt: skip
         self._stage, self._directory, self._seconds, self._seed, self._tell = stage, directory, seconds, seed, tell
-        self._offered = offered(stage, groups)
+        self._offered, self._left_out = offered(stage, groups), left_out(stage, groups)
         self._poisons = [*(stage.poisons if "broker" in groups else ()), *([DEADLY] if "consumer" in groups else ())]
         self._bank, self._tap = bank_at(stage.database), tap_at(stage.broker)
         self._struck: list[dict[str, Any]] = []
@@ -66,7 +66,8 @@ class Run:
         try:
             with Processes(self._directory / "logs") as processes:
                 self._programs = Programs(
-                    self._stage, self._directory, processes, self._seed, clocks, hurried=bool(self._offered)
+                    self._stage, self._directory, processes, self._seed, clocks, hurried=bool(self._offered),
+                    prunes=PRUNE in self._offered,
                 )  # fmt: skip
                 pids = self._programs.relay_pids
                 self._go(clocks)
@@ -75,13 +76,13 @@ class Run:
         return read(self._directory)
 
     def clean_up(self, *, keep_files: bool) -> list[str]:
-        """Remove what the run has made, but not its directory, nor files of SQLite that are to be kept.
+        """Remove what the run has made, but nothing in its directory, nor files of SQLite that are to be kept.
 
         Each is removed by itself; say what is left.
         """
         left = []
         for url, what, remove in self._to_remove:
-            if keep_files and url.startswith("sqlite:"):
+            if url.startswith("sqlite:") and (keep_files or url.startswith(f"sqlite:///{self._directory}/")):
                 continue
             try:
                 remove()
@@ -100,6 +101,7 @@ class Run:
         self._cast = Cast(relays, [self._programs.consumer] * CONSUMERS)
         self._operator = Operator(self._programs.command)
         self._deeds: Mapping[str, Deed] = {**Deeds(self._cast, self._operator, clocks)(), **self._stage.deeds}
+        self._losses = Losses(self._directory / "logs")
         writers = [self._programs.writer(name, self._poisons) for name in range(WRITERS)]
         self._await_the_first(writers)
         self._started = self._last_fault = time.time()
@@ -143,13 +145,18 @@ class Run:
                 writer.check(may_end=False)
             self._cast.look()
             self._operator.look()
+            self._losses.look()
             self._tell(Progress("faults", elapsed, len(self._struck)))
             time.sleep(LOOK_EVERY)
 
     def _strike(self, strike: Strike) -> dict[str, Any]:
         now = time.time()
         self._tell(Progress("faults", now - self._started, len(self._struck), strike.name))
-        told = {"at": round(now - self._started, 2), "fault": strike.name, "lasts": strike.lasts, "began_at": now}
+        whom = self._deeds[strike.name].whom(strike)  # who is killed has another name afterwards
+        told = {
+            "at": round(now - self._started, 2), "fault": strike.name, "whom": whom, "lasts": strike.lasts,
+            "began_at": now,
+        }  # fmt: skip
         self._deeds[strike.name].strike(strike)
         self._struck.append({**told, "ended_at": time.time()} if not strike.lasts else told)
         self._last_fault = time.time() + strike.lasts
@@ -163,27 +170,32 @@ class Run:
         """Wait until all that was committed is published and applied; give the seconds since the last fault."""
         self._cast.thaw()
         over = time.time() + LONGEST_REST
+        self._waited: list[tuple[float, int]] = []
         while time.time() < over:
             self._cast.look()
             self._operator.look()
+            self._losses.look()
             self._tell(Progress("rest", time.time() - self._started, len(self._struck)))
-            if self._operator.is_done and self._is_at_rest():
-                # A handler that kills its process is a fault like any other.
-                return time.time() - max(self._last_fault, self._cast.killed_itself_at)
+            waiting = self._waiting()
+            self._waited.append((round(time.time() - self._last_fault, 2), waiting))
+            if self._operator.is_done and not waiting:
+                # A handler that kills its process is a fault like any other, and so is a command, which waits for those
+                # before it.
+                return time.time() - max(self._last_fault, self._cast.killed_itself_at, self._operator.ended_at)
             time.sleep(5 * LOOK_EVERY)
         return None
 
-    def _is_at_rest(self) -> bool:
-        """Tell whether all has gone its way: into the ledger, or to the dead letters, where that is its fate."""
+    def _waiting(self) -> int:
+        """Count what has not gone its way yet, and how much that still is: into the ledger, or to the dead letters,
+        where that is its fate. Who is not applied and not published yet counts twice: each step is a move."""
         meant = self._meant()
         ledger = bank_at(self._stage.ledger)
         with closing(ledger.connect()) as connection:
             applied = {str(id) for (id,) in ledger.run(connection, "SELECT event_id FROM {p}ledger")}
             dead = ledger.run(connection, "SELECT event_id FROM {p}pillarbox_inbox_parked WHERE state = 'dead'")
-        if not (meant[None] <= applied and meant[DEAD_LETTER] <= {str(id) for (id,) in dead}):
-            return False
+        unmoved = len(meant[None] - applied) + len(meant[DEAD_LETTER] - {str(id) for (id,) in dead})
         told = asyncio.run(answers.figures(self._stage.database))
-        return not any(told[name] for name in ("pending", "retrying", "blocked", "delayed"))
+        return unmoved + sum(told[name] for name in ("pending", "retrying", "blocked", "delayed"))
 
     def _meant(self) -> Mapping[str | None, set[str]]:
         """Give the ids of what was committed, by the writers' own word and the journal, by their fate."""
@@ -200,13 +212,22 @@ class Run:
         recording, logs = Recording(self._stage, self._directory), self._directory / "logs"
         lists = recording.write_lists()
         told = asyncio.run(answers.figures(self._stage.database))
-        repeats = copies_come_from(self._struck, self._cast, logs, (message["at"] for message in lists["wire"]))
+        self._losses.look(now=True)
+        commands = self._operator.commands
+        causes = causes_of(
+            self._struck, self._cast.relays_died, self._losses.seen, commands,
+            (message["at"] for message in lists["wire"]),
+        )  # fmt: skip
         recording.write_facts({
             "seed": self._seed, "seconds": self._seconds, "began_at": self._started, "faults": self._struck,
-            "rest_seconds": rest, "told": told, "tables": counted(lists["statuses"]),
+            "rest_seconds": rest, "waited": self._waited,
+            "unended": [" ".join(one.words) for one in commands if one.code is None],
+            "told": told, "tables": counted(lists["statuses"]),
             "metrics": self._metrics(told), "counts_are_whole": self._counts_are_whole(),
-            "copies_come_from": repeats, "most_copies": sum(repeats.values()), "replayed": replayed(logs),
-            "repeat": sorted(set(filter(may_repeat, (one["fault"] for one in self._struck)))),
+            "causes": causes, "barred": barred(self._struck, commands),
+            "replayed": sum(cause["most"] for cause in causes if cause["what"] == REPLAY),
+            "left_out": [one._asdict() for one in self._left_out], "deadly": deadly(logs), "pruned": pruned(logs),
+            "prunes": PRUNE in self._offered,
             "words": self._cast.words, "servers": list(self._stage.versions()),
         })  # fmt: skip
 
@@ -226,7 +247,7 @@ class Run:
         """Say whose counters have counted everything: nobody of them was started again, nor lost his database, so that
         he could not know whether a commit of his was done."""
         struck = {one["fault"] for one in self._struck}
-        if struck & (named({"database"}) | {"cut the way to the database"}):
+        if struck & (named({"database"}) | {name for name in named({"network"}) if "database" in name}):
             return []
         started = self._programs.started
         return [who for who, name, count in (("relays", "relay", RELAYS), ("consumers", "consumer", CONSUMERS))

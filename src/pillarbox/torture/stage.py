@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pillarbox.torture.clocks import can_set_clocks
-from pillarbox.torture.faults import GROUPS, Strike, named
+from pillarbox.torture.faults import GROUPS, TOO_LARGE, UNROUTABLE, Strike, named
 
 
 def _nothing(strike: Strike) -> None:
@@ -13,10 +13,11 @@ def _nothing(strike: Strike) -> None:
 
 
 class Deed(NamedTuple):
-    """How a fault is made, and how one that lasts is ended. Both return soon."""
+    """How a fault is made, and how one that lasts is ended, which both return soon; and whom it strikes."""
 
     strike: Callable[[Strike], None]
     heal: Callable[[Strike], None] = _nothing
+    whom: Callable[[Strike], str] = lambda strike: ""
 
 
 class Stage(Protocol):
@@ -62,6 +63,8 @@ class GivenServers:
 ANYWHERE = named({"relay", "consumer", "admin"})
 """What can be done on anybody's servers: it is done to processes that the torture has started, or by commands."""
 CLOCKS = named({"clock"})
+NOT_OURS = "these servers are not ours, so only processes are struck, and commands typed"
+NO_MEANS = "this stage has no means for it"
 
 
 def offered(stage: Stage, groups: Collection[str]) -> frozenset[str]:
@@ -70,14 +73,32 @@ def offered(stage: Stage, groups: Collection[str]) -> frozenset[str]:
     return named(groups) & (ANYWHERE | stage.deeds.keys() | clocks)
 
 
-def left_out(stage: Stage, groups: Collection[str]) -> list[str]:
+class LeftOut(NamedTuple):
+    """Faults that were asked for and are not made: in a few words, by their names, and why."""
+
+    what: str
+    faults: Sequence[str]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"left out: {self.what}: {self.reason}"
+
+
+def left_out(stage: Stage, groups: Collection[str]) -> list[LeftOut]:
     """Say which faults were asked for and are not made here, and why."""
     missing = {group: named({group}) - offered(stage, {group}) for group in GROUPS if group in groups}
     servers = [group for group, names in missing.items() if names == named({group}) and group != "clock"]
     alone = sorted(name for group, names in missing.items() if group not in (*servers, "clock") for name in names)
-    said = [f"left out, because these servers are not ours: faults of {', '.join(servers)}"] if servers else []
+    poisons = sorted({TOO_LARGE, UNROUTABLE} - set(stage.poisons)) if "broker" in groups else []
+    found = []
+    if servers:
+        names = sorted(name for group in servers for name in missing[group])
+        found.append(LeftOut(f"faults of {', '.join(servers)}", [*names, *poisons], NOT_OURS))
+    elif poisons:
+        found.append(LeftOut(f"events that are {', '.join(poisons)}", poisons, NO_MEANS))
     if alone:
-        said.append(f"left out, because this stage has no means for it: {', '.join(alone)}")
+        found.append(LeftOut(", ".join(alone), alone, NO_MEANS))
     if missing.get("clock"):
-        said.append(f"left out: faults of clock: {can_set_clocks(stage.database, stage.broker)}")
-    return said
+        reason = can_set_clocks(stage.database, stage.broker)
+        found.append(LeftOut("faults of clock", sorted(missing["clock"]), str(reason)))
+    return found

@@ -16,8 +16,8 @@ from typing import Any
 from pillarbox import Event
 from pillarbox.errors import StoreUnavailable
 from pillarbox.torture.bank import OWN, SHARED, Bank, bank_at
+from pillarbox.torture.evidence import DEAD_LETTER, REFUSED
 from pillarbox.torture.faults import DEADLY, TOO_LARGE, UNROUTABLE
-from pillarbox.torture.judge import DEAD_LETTER, REFUSED
 
 TOPICS = ("torture-accounts", "torture-others", "torture-more")
 """An account's events go to one of these, by its number."""
@@ -28,6 +28,9 @@ POISONED = {TOO_LARGE: 0.001, UNROUTABLE: 0.001, DEADLY: 0.0003}
 """How often a change adds one. A deadly one kills six consumers, and somebody must take over from each of them."""
 TOO_MUCH = 1_200_000
 """Bytes: above what every broker of a stage takes."""
+NOTES = (None, "", "Zürich → 東京 🚀", 'two\nlines, "quoted" \\ escaped', [1, 2.5, {"deep": True}])
+REMARK = 'a "quoted", half=whole; 100 % {plain}'
+"""What must come through as it is."""
 LONGEST, LONGEST_PAUSE = 3.0, 0.02
 """Seconds that a transaction stays open, at most, and that a writer thinks between two."""
 
@@ -111,17 +114,18 @@ class Writer:
         more = {"padding": "x" * TOO_MUCH} if kind == TOO_LARGE else {}
         name = f"{kind.replace(' ', '-')}-{change}"
         added = self._add(connection, "Deadly" if deadly else "Changed", name, 1, topic, **more)
-        return {**added, "fate": DEAD_LETTER if deadly else REFUSED}
+        return {**added, "fate": DEAD_LETTER if deadly else REFUSED, "poison": kind}
 
     def _add(
         self, connection: Any, type: str, account: int | str, version: int, topic: str, **more: str
     ) -> dict[str, Any]:
-        says = {"version": version, "amount": self._chance.randint(1, 500)}
-        event = Event(type, {**says, **more}, aggregate=("account", account), headers={"writer": str(self._name)})
+        says = {"version": version, "amount": self._chance.randint(1, 500), "note": self._chance.choice(NOTES)}
+        own = {"writer": str(self._name), "remark": REMARK}
+        event = Event(type, {**says, **more}, aggregate=("account", account), headers=own)
         self._outboxes[topic].add(connection, event)
         return {
-            "id": str(event.id), "type": type, "aggregate": f"account/{account}", "topic": topic, **says,
-            "headers": {"writer": str(self._name)},
+            "id": str(event.id), "type": type, "aggregate": f"account/{account}", "topic": topic,
+            "version": version, "amount": says["amount"], "payload": says, "headers": own,
         }  # fmt: skip
 
     def _write(self, **entry: object) -> None:

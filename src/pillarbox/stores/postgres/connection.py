@@ -253,6 +253,9 @@ def failures() -> Iterator[None]:
             raise ConfigError(f"database: {words}{hint(words)}") from error
         raise StoreUnavailable(f"PostgreSQL is away: {words}") from error
     except psycopg.Error as error:
+        if error.sqlstate is None and isinstance(error, psycopg.InternalError):
+            # psycopg's own: answers that do not fit, as where a session is ended in the middle of its commit.
+            raise StoreUnavailable(f"PostgreSQL is away: {_first_line(error)}") from error
         if error.sqlstate == LOST:
             raise LaneLost("another relay has taken lanes, or the server is not the one it was") from error
         if error.sqlstate == NOT_OURS:

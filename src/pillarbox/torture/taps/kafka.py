@@ -11,6 +11,8 @@ from confluent_kafka.cimpl import NewTopic
 from pillarbox.torture.taps.caught import PATIENCE, Caught, text
 
 PARTITIONS, PAGE = 8, 1000
+WHEN_STORED = {"message.timestamp.type": "LogAppendTime"}
+"""By the broker's clock: a relay's may be an hour wrong."""
 
 
 class KafkaTap:
@@ -31,7 +33,7 @@ class KafkaTap:
     def prepare(self, topics: Sequence[str]) -> None:
         self.remove(topics)
         admin = AdminClient(self._settings)  # what it was asked for ends with it
-        made = admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS) for topic in topics])
+        made = admin.create_topics([NewTopic(topic, num_partitions=PARTITIONS, config=WHEN_STORED) for topic in topics])
         for future in made.values():
             future.result(PATIENCE)
 

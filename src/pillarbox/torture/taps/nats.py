@@ -48,7 +48,8 @@ class NatsTap:
             last = (await stream.stream_info(STREAM)).state.messages
             while len(found) < last:
                 for message in await reader.fetch(min(PAGE, last - len(found)), timeout=PATIENCE):
-                    headers, at = dict(message.headers or {}), message.metadata.timestamp.timestamp()
+                    given, at = message.headers or {}, message.metadata.timestamp.timestamp()
+                    headers = {name: value for name, value in given.items() if not name.startswith("Nats-")}
                     found.append(Caught(message.subject, headers.get("aggregate_id"), headers, message.data, at))
             return found
 

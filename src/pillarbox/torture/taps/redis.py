@@ -23,7 +23,7 @@ class RedisTap:
             while page := self._client.xrange(topic, start, count=1000):
                 for place, fields in page:
                     headers = {text(name): text(value) for name, value in fields.items() if name != b"body"}
-                    key = headers.get("aggregate_id")
+                    key = headers.pop("key", None)
                     yield Caught(topic, key, headers, fields[b"body"], int(place.split(b"-")[0]) / 1e3)
                 start = "(" + page[-1][0].decode()
 
