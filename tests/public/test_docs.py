@@ -218,12 +218,12 @@ def _split_off(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def matches(shown: str, said: str) -> bool:
-    """Compare what a page shows with what a command said, line by line; `…` stands for anything."""
+    """Compare what a page shows with what a command said, line by line; `…` stands for anything, of any width."""
 
     def lines(text: str) -> str:
         return "\n".join(line.rstrip() for line in text.strip().splitlines())
 
-    pattern = re.escape(lines(shown)).replace("…", ".*")
+    pattern = re.sub(r"…(\\ )*", ".*", re.escape(lines(shown)))
     return re.fullmatch(pattern, lines(said), re.DOTALL) is not None
 
 
