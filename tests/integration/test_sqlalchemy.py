@@ -55,7 +55,7 @@ def test_what_is_pending_is_written_before_the_event(engine: Engine, file: Sqlit
     with Session(engine) as session, session.begin():
         session.add(Order(total=42))
         outbox.add(session, PING)
-    assert statements == ["orders", "pillarbox_outbox"]
+    assert statements == ["orders", "main.pillarbox_outbox"]
     assert len(file.rows("outbox")) == 1
 
 

@@ -279,8 +279,8 @@ def test_microseconds_are_exact_where_floats_are_not(database: Database) -> None
 
 def test_a_place_has_its_own_prefix() -> None:
     program = insertion([Event("X", {}, idempotency_key="k")], Place(prefix="shop_"))
-    assert "INSERT INTO shop_keys" in next(program).sql
-    assert "INSERT INTO shop_outbox" in program.send([["k"]]).sql
+    assert "INSERT INTO main.shop_keys" in next(program).sql
+    assert "INSERT INTO main.shop_outbox" in program.send([["k"]]).sql
 
 
 @pytest.mark.parametrize(

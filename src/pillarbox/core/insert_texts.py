@@ -113,7 +113,8 @@ _POSTGRES = {
 def texts_of(dialect: Dialect, marker: Marker, schema: str, prefix: str, notify: bool) -> Mapping[str, str]:
     """Give the texts for tables with this prefix, by name."""
     if dialect == "sqlite":
-        texts = {name: text.format(p=prefix) for name, text in _SQLITE.items()}
+        # Never a temporary table of that name, nor one in an attached file, which is committed apart from the main one.
+        texts = {name: text.format(p=f"main.{prefix}") for name, text in _SQLITE.items()}
     else:
         texts = _postgres(f"{schema}.{prefix}", f", pg_notify('{prefix}outbox', '')" if notify else "")
     return {name: _marked(text, marker) for name, text in texts.items()}

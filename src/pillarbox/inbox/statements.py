@@ -216,8 +216,8 @@ _SQLITE = {
         " DO UPDATE SET last = excluded.last WHERE it.last = excluded.last - 1 RETURNING 1"
     ),
     # around the handler: gone if it ended the transaction
-    "mark": "SAVEPOINT {p}inbox_handler",
-    "unmark": "RELEASE {p}inbox_handler",
+    "mark": "SAVEPOINT pillarbox_inbox_handler",
+    "unmark": "RELEASE pillarbox_inbox_handler",
     # the row (_ALL)
     "park": (
         f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
@@ -337,6 +337,8 @@ def texts_of(consumer: str, dialect: Dialect, marker: Marker, place: str) -> Tex
 @lru_cache
 def _texts(dialect: Dialect, marker: Marker, place: str) -> Mapping[str, Text]:
     texts = _BOTH | (_SQLITE if dialect == "sqlite" else _POSTGRES)
+    if dialect == "sqlite":  # never a temporary table of that name, nor one in an attached file
+        place = f"main.{place}"
     instants = {f"at_{number}": _instant(dialect, number) for number in range(2, 6)}
     row = ", ".join(_typed(dialect, number, kind) for number, kind in enumerate(_ROW_TYPES, start=1))
     lists = {f"among_{number}": _AMONG[dialect].format(number) for number in (2, 3)}
