@@ -110,7 +110,10 @@ class Inbox(Registry[sqlite3.Connection, None]):
             try:
                 connection = self._opener()
             except sqlite3.Error as error:
-                raise error_of(error, "", "") from error
+                ours = error_of(error, "", "")
+                if isinstance(ours, StoreUnavailable):  # nobody has said yet which file it is
+                    ours = StoreUnavailable(f"the inbox's opener cannot open its database: {error}")
+                raise ours from error
             _check_module(connection)
             self._mine.connection = connection
         return connection

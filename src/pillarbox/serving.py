@@ -102,7 +102,8 @@ def serve_consumer(consumer: Consumer, settings: Settings, hooks: Hooks, topics:
     hooks = hooks.also(*listeners)
 
     async def problems() -> Sequence[str]:
-        return [kind for listener in listeners for kind in await listener.problems()]
+        told = [kind for listener in listeners for kind in await listener.problems()]
+        return ["handler slow", *told] if consumer.is_slow else told
 
     probes = Probes(
         lambda: consumer.stopping, lambda: consumer.pulse.beats, begun=lambda: consumer.started, problems=problems

@@ -283,7 +283,9 @@ def test_an_output_that_cannot_be_written_is_one_line(configured: "Shop", line: 
     assert configured.json("pillarbox events list --json")[0]["status"] == "pending"
 
 
-@pytest.mark.parametrize("line", ["events list", "events list --json", "events tail --last 300", "config show"])
+@pytest.mark.parametrize(
+    "line", ["events list --limit 300", "events list --limit 300 --json", "events tail --last 300", "config show"]
+)
 def test_a_reader_that_goes_away_ends_a_command_quietly(configured: "Shop", line: str) -> None:
     configured.add(*(Event("OrderPlaced", {"text": "x" * 1000}) for _ in range(300)))
     done = _in_a_shell(configured, f"{line} | head -c 1")
@@ -475,6 +477,29 @@ def test_flags_narrow_a_list_down(configured: "Shop", flags: str, found: list[in
     )
     listed = configured.json(f"pillarbox events list --json {flags}")
     assert [ids.index(one["event_id"]) for one in listed] == found
+
+
+def test_a_list_that_is_cut_off_says_so_beside_its_data(configured: "Shop") -> None:
+    configured.add(*(Event("OrderPlaced", {}, aggregate=("order", n)) for n in range(101)))
+    more = "there are more than the {} that are shown; a larger --limit shows more of them\n"
+    done = configured.type("pillarbox events list")
+    assert (len(done.stdout.splitlines()), done.stderr) == (1 + 100, more.format("newest 100"))
+    for flags, shown, line in (
+        ("--json", 100, more.format("newest 100")),
+        ("--oldest-first --limit 3 --type OrderPlaced --json", 3, more.format("oldest 3")),
+        ("--all --limit 100 --topic order-events --json", 100, more.format("newest 100")),
+        ("--limit 101 --json", 101, ""),
+    ):
+        done = configured.type(f"pillarbox events list {flags}")
+        assert (len(json.loads(done.stdout)), done.stderr) == (shown, line)
+
+
+def test_a_list_without_any_event_says_how_events_come_there(configured: "Shop") -> None:
+    said = configured.type("pillarbox events list --limit 5", code=4)
+    assert said.stderr.startswith("no events are there yet, or none any more: the application adds them, outbox.add(")
+    said = configured.type("pillarbox events list --inbox --json", code=4)
+    assert (said.stdout, said.stderr[:30]) == ("[]\n", "no events stand in an inbox of")
+    assert configured.type("pillarbox events list --type Ping", code=4).stderr == "no events match\n"
 
 
 @pytest.mark.parametrize(

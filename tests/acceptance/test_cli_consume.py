@@ -116,9 +116,8 @@ def test_once_says_what_it_left(billing: "Shop") -> None:
     relay(billing)
     summary, warning = billing.type(f"{CONSUME} --once").stderr.splitlines()[-2:]
     assert summary == "handled 1 event"
-    assert warning.endswith(
-        "WARNING left: 1 blocked, 1 dead; `pillarbox events list --inbox` on the consumer's database says why"
-    )
+    assert "WARNING left: 1 blocked, 1 dead; `pillarbox events list --inbox --database sqlite:///" in warning
+    assert len(billing.type(_named(warning)).stdout.splitlines()) == 1 + 2
     assert billing.json(f"{CONSUME} --once --json")["left"] == {"blocked": 1, "dead": 1}
 
 
@@ -129,6 +128,36 @@ def test_once_says_what_it_passed_over(billing: "Shop") -> None:
     said = billing.type(f"{CONSUME} --topic events --once --set inbox.unhandled=ignore").stderr
     assert said == "handled 1 event; passed over 3 events without a handler: 2 OrderShiped, 1 OrderBilled\n"
     assert billing.json(f"{CONSUME} --once --json") == {"handled": 0, "passed_over": {}, "left": {}}
+
+
+def _named(line: str) -> str:
+    """Give the command that a line names, as somebody copies it."""
+    return line.partition("`")[2].partition("`")[0]
+
+
+def test_a_line_of_the_log_names_the_handlers_own_line_and_a_command_that_shows_its_words(billing: "Shop") -> None:
+    helper = "import json\n\ndef read(event):\n    json.loads('{' + 'hunter2 4111')\n"
+    (billing.directory / "helper.py").write_text(helper)
+    handler = BILLING.replace("    if event", "    import helper; helper.read(event)\n    if event")
+    (billing.directory / "billing.py").write_text(handler)
+    id = billing.placed(7)
+    relay(billing)
+    line = next(one for one in billing.type(f"{CONSUME} --once").stderr.splitlines() if id in one)
+    at = 1 + handler.splitlines().index("    import helper; helper.read(event)")
+    assert f"bill raised JSONDecodeError at billing.py, line {at}; its words are kept with the event (`" in line
+    assert _named(line).startswith(f"pillarbox events show {id} --inbox --database sqlite:///")
+    assert "JSONDecodeError: Expecting property name" in billing.type(_named(line)).stdout
+
+
+def test_a_command_in_the_log_finds_tables_with_another_prefix(billing: "Shop") -> None:
+    tables = "--database sqlite:///billing.db --set outbox.prefix=its_"
+    billing.type(f"pillarbox migrate up {tables}")
+    with_prefix = BILLING.replace('connect("billing.db"))', 'connect("billing.db"), prefix="its_")')
+    (billing.directory / "billing.py").write_text(with_prefix)
+    id = billing.placed(13)
+    relay(billing)
+    left = billing.type(f"{CONSUME} --once").stderr.splitlines()[-1]
+    assert id in billing.type(_named(left)).stdout
 
 
 def _register_a_handler(billing: "Shop") -> None:
@@ -144,8 +173,10 @@ def test_a_type_without_a_handler_is_a_dead_letter_that_can_be_retried(billing: 
     (record,) = billing.json("pillarbox dead list --json --inbox --database sqlite:///billing.db")
     assert record["event_id"] == id
     assert record["last_error"].startswith("no handler for type 'OrderShiped' in the inbox 'billing': register one")
+    command = _named(record["last_error"])
+    assert command.startswith(f"pillarbox dead retry {id} --inbox --database sqlite:///")
     _register_a_handler(billing)
-    billing.type(f"pillarbox dead retry {id} --inbox --yes --database sqlite:///billing.db")
+    billing.type(f"{command} --yes")
     billing.type(f"{CONSUME} --once")
     assert invoices(billing) == [7]
 
@@ -168,6 +199,40 @@ def test_a_module_that_cannot_be_imported_is_one_line(billing: "Shop") -> None:
     (billing.directory / "billing.py").write_text("1 / 0")
     line = "billing:inbox: its module cannot be imported: ZeroDivisionError: division by zero; --debug shows where"
     assert billing.type(CONSUME, code=2).stderr == f"pillarbox: {line}\n"
+
+
+def test_a_module_whose_handler_lacks_its_parentheses_is_told_how_to_write_it(billing: "Shop") -> None:
+    (billing.directory / "billing.py").write_text(BILLING.replace('@inbox.handler("OrderPlaced")', "@inbox.handler"))
+    assert (
+        "bill is no type of event: write @inbox.handler('OrderPlaced') above it" in billing.type(CONSUME, code=2).stderr
+    )
+
+
+def test_a_handler_that_is_refused_is_told_in_its_own_words(billing: "Shop") -> None:
+    (billing.directory / "billing.py").write_text(BILLING.replace("def bill(", "async def bill("))
+    line = "billing:inbox: handler of 'OrderPlaced': it is async and this Inbox is not: take AsyncInbox, or make it a"
+    assert billing.type(CONSUME, code=2).stderr == f"pillarbox: {line} plain function; --debug shows where\n"
+
+
+def test_a_module_that_needs_an_extra_is_told_the_line_that_installs_it(billing: "Shop") -> None:
+    hidden = "import sys\nsys.modules['sqlalchemy'] = None\nimport pillarbox.sqlalchemy\n"
+    (billing.directory / "billing.py").write_text(hidden)
+    line = "pillarbox.sqlalchemy needs the extra 'sqlalchemy': pip install 'pillarbox[sqlalchemy]'"
+    assert billing.type(CONSUME, code=1).stderr == f"pillarbox: {line}\n"
+
+
+def test_a_database_that_cannot_be_opened_is_not_said_to_be_in_memory(billing: "Shop") -> None:
+    (billing.directory / "billing.py").write_text(BILLING.replace('"billing.db"', '"nowhere/billing.db"'))
+    line = billing.type(f"{CONSUME} --once", code=1).stderr.splitlines()[-1]
+    assert line == "pillarbox: the inbox's opener cannot open its database: unable to open database file"
+
+
+def test_a_module_that_cannot_be_imported_tells_no_secret(billing: "Shop") -> None:
+    refused = "raise RuntimeError('postgresql://shop:hunter2@localhost refused shop:hunter2@localhost')"
+    (billing.directory / "billing.py").write_text(refused)
+    line = billing.type(CONSUME, code=2).stderr
+    assert "RuntimeError: postgresql://shop:***@" in line
+    assert "hunter2" not in line
 
 
 def test_what_a_handler_rejects_is_dead_and_can_be_retried(billing: "Shop", until: Until) -> None:
@@ -255,7 +320,12 @@ def test_a_body_that_was_received_is_shown_as_json_or_text_if_it_can_be(
     [
         ("bilking:inbox", "bilking:inbox: there is no module 'bilking' here or on the path"),
         ("billing.deeper:inbox", "billing.deeper:inbox: there is no module 'billing.deeper' here or on the path"),
-        ("billing:outbox", "billing:outbox: module 'billing' has no 'outbox'"),
+        (
+            "billing.py:inbox",
+            "billing.py:inbox: there is no module 'billing.py' here or on the path: write billing:inbox",
+        ),
+        ("billing:outbox", "billing:outbox: module 'billing' has no 'outbox'; its inboxes are inbox"),
+        ("json:inbox", "json:inbox: module 'json' has no 'inbox', and no inbox under another name"),
         ("billing:not_an_inbox", "inbox: 5 is no Inbox of a door, such as pillarbox.sqlalchemy"),
     ],
 )

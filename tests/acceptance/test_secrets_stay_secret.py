@@ -202,10 +202,10 @@ def turns(commands: tuple[str, ...], offset: int) -> Iterator[tuple[str, str]]:
         ),
         ("https://127.0.0.1:1/x", "webhooks.secrets", "{}: a secret begins with whsec_"),
         ("https://127.0.0.1:1/x", None, "webhooks.secrets: is not set, so nobody could tell that an event is yours: "),
-        ("redis://127.0.0.1:1", "redis.password", "there is no option {}; the nearest known one is "),
+        ("redis://127.0.0.1:1", "redis.password", "there is no option {}; known are redis.durable, "),
         ("nats://127.0.0.1:1", "nats.secret", "there is no option {}; "),
         ("rabbitmq://127.0.0.1:1", "rabbitmq.secret", "there is no option {}; "),
-        ("redis://127.0.0.1:1", "relay.secret", "unknown setting '{0}' (--set {0}); the nearest known one is "),
+        ("redis://127.0.0.1:1", "relay.secret", "unknown setting '{0}' (--set {0}); known are relay.batch, "),
     ],
 )
 def test_an_error_about_a_secret_hides_the_secret_and_none_of_its_words(

@@ -340,6 +340,25 @@ def serving_consumer(shop: HealthShop, broker: MemoryBroker, handle: Callable[[]
     return Consumer(inbox, topics=["order-events"], broker=broker, settings=settings, hooks=Hooks(shop.moments))
 
 
+async def test_a_handler_that_may_hang_is_told_of(shop: HealthShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pillarbox.inbox.handling.SLOW_AFTER", 0)
+    broker, loop = MemoryBroker(), asyncio.get_running_loop()
+    begun, go_on = asyncio.Event(), threading.Event()
+
+    def handle() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        go_on.wait(20)
+
+    shop.add(placed(1))
+    await Relay(database=shop.database, broker=broker).run_once()
+    async with serving_consumer(shop, broker, handle):
+        async with asyncio.timeout(20):
+            await begun.wait()
+            answer = await shop.get("/readyz")
+            assert (answer.status_code, answer.json()) == (200, {"status": "degraded", "problems": ["handler slow"]})
+        go_on.set()
+
+
 async def test_a_consumer_that_drains_is_not_ready_and_lives(shop: HealthShop) -> None:
     broker, loop = MemoryBroker(), asyncio.get_running_loop()
     begun, go_on = asyncio.Event(), threading.Event()

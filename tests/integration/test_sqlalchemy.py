@@ -177,7 +177,7 @@ def test_an_engine_is_refused(engine: Engine) -> None:
         Outbox().add(Event("Ping", {}), Event("Ping", {}))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give a Session or a Connection"):
         outbox.add(engine, PING)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give a sessionmaker"):
+    with pytest.raises(ConfigError, match="give a sessionmaker, or take AsyncInbox"):
         Inbox("billing", engine)  # type: ignore[arg-type]
 
 
@@ -347,14 +347,14 @@ async def test_where_an_async_engine_begins_a_savepoint_may_come_first(file: Sql
 
 
 def test_an_inbox_refuses_sessions_of_the_other_kind() -> None:
-    with pytest.raises(ConfigError, match="give a sessionmaker"):
+    with pytest.raises(ConfigError, match="give a sessionmaker, or take AsyncInbox"):
         Inbox("billing", async_sessionmaker())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="give an async_sessionmaker"):
+    with pytest.raises(ConfigError, match="give an async_sessionmaker, or take Inbox"):
         AsyncInbox("billing", sessionmaker())  # type: ignore[arg-type]
 
 
 def test_an_add_that_the_database_refuses_gives_back_its_key(engine: Engine, file: SqliteFile) -> None:
-    paid = Event("Paid", {}, aggregate=("order", 1), idempotency_key="payment", numbered=True)
+    paid: Event[Any] = Event("Paid", {}, aggregate=("order", 1), idempotency_key="payment", numbered=True)
     refuses = "BEFORE INSERT ON pillarbox_outbox BEGIN SELECT raise(ABORT, 'not today'); END"
     with Session(engine) as session, session.begin():
         session.connection().exec_driver_sql(f"CREATE TRIGGER refuses {refuses}")

@@ -404,6 +404,6 @@ async def test_logs_are_told_where_a_handler_failed_and_not_its_words(bench: Bil
     await bench.consume()
     (facts,) = bench.told(Moment.EVENT_RETRYING)
     assert "4111-canary" not in str(facts)
-    place = r"bill raised ValueError at test_consumer_failures\.py, line \d+; its words are in the dead letter"
+    place = r"bill raised ValueError at test_consumer_failures\.py, line \d+; its words are kept with the event"
     assert re.search(place, str(facts["error"]))
     assert "cannot charge the card 4111-canary" in bench.column("last_error")

@@ -120,6 +120,7 @@ async def test_what_one_returns_is_told_once_and_ignored(bench: ConsumerBench) -
 async def test_one_that_hangs_is_told_of_and_waited_for(bench: ConsumerBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handling, "SLOW_AFTER", 0.05)
     monkeypatch.setattr(handling, "SLOW_AGAIN", 0.05)
+    monkeypatch.setattr("pillarbox.inbox.consumer.DRAIN_QUIETLY", 0.01)
     monkeypatch.setattr(handling, "WATCH_EVERY", 0.01)
     go_on = threading.Event()
 
@@ -132,7 +133,9 @@ async def test_one_that_hangs_is_told_of_and_waited_for(bench: ConsumerBench, mo
 
     def hear(moment: Moment, facts: Facts) -> None:
         if moment is Moment.HANDLER_SLOW and len(bench.told(Moment.HANDLER_SLOW)) == 2:
+            assert consumer.is_slow
             consumer.stop()
+        if moment is Moment.HANDLER_AWAITED:
             go_on.set()
 
     bench.on = hear
@@ -142,6 +145,9 @@ async def test_one_that_hangs_is_told_of_and_waited_for(bench: ConsumerBench, mo
     assert bench.applied() == [1]
     assert bench.unacknowledged() == 0
     assert bench.told(Moment.HANDLER_SLOW)[0]["event_id"] == id_of(1)
+    (awaited,) = bench.told(Moment.HANDLER_AWAITED)
+    assert awaited["event_id"] == id_of(1)
+    assert not consumer.is_slow
 
 
 class AsyncBench(ConsumerBench):

@@ -66,7 +66,8 @@ async def test_one_becomes_a_dead_letter_that_says_what_to_do(bench: Bench) -> N
     assert bench.parked() == [("1", "dead", 1)]
     assert bench.column("last_error") == (
         "no handler for type 'OrderShiped' in the inbox 'billing':"
-        f" register one and run `pillarbox dead retry {id_of(1)} --inbox`, or set inbox.unhandled"
+        f" register one and run `pillarbox dead retry {id_of(1)} --inbox --database sqlite:///{bench.path}`,"
+        " or set inbox.unhandled"
     )
     assert [facts["type"] for facts in bench.told(Moment.EVENT_DEAD)] == ["OrderShiped"]
     assert (bench.unacknowledged(), bench.noted()) == (0, [])

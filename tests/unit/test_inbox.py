@@ -98,8 +98,17 @@ def test_a_consumer_needs_a_name(name: Any) -> None:
 
 @pytest.mark.parametrize("type", ["", None, lambda transaction, event: None], ids=["empty", "none", "no parentheses"])
 def test_what_is_no_type_of_event_is_refused(type: Any) -> None:
-    with pytest.raises(ConfigError, match=r"no type of event; name one: @inbox\.handler\('OrderPlaced'\)"):
+    with pytest.raises(ConfigError, match=r"no type of event: write @inbox\.handler\('OrderPlaced'\)"):
         Handlers("billing", takes_async=False).registrar(type)
+
+
+def test_a_handler_registered_without_parentheses_is_told_how_to_write_it() -> None:
+    def bill(transaction: object, event: object) -> None: ...
+
+    with pytest.raises(
+        ConfigError, match=r"^handler: bill is no type of event: write @inbox\.handler\('OrderPlaced'\)"
+    ):
+        handlers().registrar(bill)
 
 
 @pytest.mark.parametrize(

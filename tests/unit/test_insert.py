@@ -288,7 +288,7 @@ def test_microseconds_are_exact_where_floats_are_not(database: Database) -> None
 def test_an_insert_that_fails_gives_back_the_key_and_the_number(
     database: Database, first: tuple[Event[Any], ...]
 ) -> None:
-    bad = Event("Bad", {}, aggregate=("order", 1), numbered=True, idempotency_key="k")
+    bad: Event[Any] = Event("Bad", {}, aggregate=("order", 1), numbered=True, idempotency_key="k")
     database.connection.execute(
         "CREATE TRIGGER refuses BEFORE INSERT ON pillarbox_outbox WHEN new.event_type = 'Bad'"
         " BEGIN SELECT raise(ABORT, 'no'); END"

@@ -1,6 +1,8 @@
 """Retry: what an answer means for an event."""
 
+import json
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -54,6 +56,28 @@ def test_the_place_of_an_exception_is_where_it_was_raised_and_none_of_its_words(
         raise error
     assert place_of(raised.value).startswith(" at test_retry.py, line ")
     assert "4111" not in place_of(raised.value)
+
+
+class Written:
+    def __call__(self) -> None:
+        json.loads("{")
+
+
+@pytest.mark.parametrize(
+    "function", [Written(), partial(Written()), Written.__call__], ids=["object", "partial", "def"]
+)
+def test_the_place_of_an_exception_in_a_library_is_the_functions_own_line(function: object) -> None:
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        Written()()
+    assert place_of(raised.value).startswith(" at decoder.py, line ")
+    line = Written.__call__.__code__.co_firstlineno + 1
+    assert place_of(raised.value, function) == f" at test_retry.py, line {line}; its words are kept with the event"
+
+
+def test_the_place_of_an_exception_that_did_not_pass_through_a_function_is_where_it_was_raised() -> None:
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        Written()()
+    assert place_of(raised.value, len).startswith(" at decoder.py, line ")
 
 
 def test_a_dead_event_blocks_its_line_unless_told_otherwise() -> None:

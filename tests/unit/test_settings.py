@@ -147,6 +147,26 @@ def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
             " 'topic.order-events.order'",
         ),
         (
+            "[health]\ncolour = 10",
+            "unknown setting 'health.colour' (pillarbox.toml); known are health.listen, health.oldest_pending,"
+            " health.canary, health.canary_topic",
+        ),
+        (
+            "[foo]\nbarbaz = 1",
+            "unknown setting 'foo.barbaz' (pillarbox.toml); known are database, broker, [outbox], [relay],"
+            " [retention], [inbox], [health], [topic]",
+        ),
+        (
+            "[relay]\nconcurrency = 1",
+            "unknown setting 'relay.concurrency' (pillarbox.toml); the nearest known one is 'inbox.concurrency'",
+        ),
+        (
+            '[topic."order-events"]\ncolour = "none"',
+            "unknown setting 'topic.order-events.colour' (pillarbox.toml); known are topic.order-events.order,"
+            " topic.order-events.when_dead, topic.order-events.format, topic.order-events.id, topic.order-events.type,"
+            " topic.order-events.key",
+        ),
+        (
             "relay = 5",
             "pillarbox.toml: relay is a table: write [relay] and its settings below it",
         ),

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pillarbox.core.routing import Topic
-from pillarbox.core.secrets import HIDDEN, LONGEST_URL, with_quiet_urls, without_secrets
+from pillarbox.core.secrets import HIDDEN, LONGEST_URL, quiet_error, with_quiet_urls, without_secrets
 from pillarbox.errors import ConfigError
 from pillarbox.settings import Settings
 from pillarbox.settings.kinds import known_keys
@@ -197,3 +197,29 @@ def test_the_password_of_the_hint_is_hidden() -> None:
 def test_a_url_that_is_too_long_to_be_taken_apart_is_hidden_whole() -> None:
     url = f"redis://shop:{MARK}@localhost/{'0' * LONGEST_URL}"
     assert with_quiet_urls(f"refused by {url}: it is away") == "refused by ***: it is away"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "handler: bill is no type of event: write @inbox.handler('OrderPlaced') above it",
+        "ann@desk: no route to host:5432",
+        "'shop.billing' has no attribute 'inbox'",
+    ],
+)
+def test_an_error_of_somebody_else_keeps_its_words(words: str) -> None:
+    assert quiet_error(words) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (f"login shop:{MARK}@localhost failed", "login shop:***@localhost failed"),
+        (f"dsn='shop:a@{MARK}@localhost'", "dsn='shop:***@localhost'"),
+        (f"postgresql://shop:a {MARK}@localhost/shop: @inbox", "postgresql://shop:***@inbox"),
+        (f"api_key={MARK} a@b", "api_key=***"),
+        (f"password: {MARK} a", "password: *** a"),
+    ],
+)
+def test_an_error_of_somebody_else_tells_no_secret(words: str, shown: str) -> None:
+    assert quiet_error(words) == shown

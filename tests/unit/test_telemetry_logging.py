@@ -161,6 +161,7 @@ def test_a_line_for_people_says_who_writes_it() -> None:
         (Moment.NUMBER_MISSING, {"aggregate": ("order", "7"), "number": 4}),
         (Moment.NUMBER_CONFLICT, {"aggregate": ("order", "7"), "number": 4, "error": "no"}),
         (Moment.HANDLER_SLOW, {"seconds": 30}),
+        (Moment.HANDLER_AWAITED, {"seconds": 30}),
         (Moment.HANDLER_RETURNED, {"handler": "bill", "value": "str"}),
         (Moment.HANDLER_COMMITTED, {"handler": "bill"}),
     ],

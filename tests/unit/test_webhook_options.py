@@ -123,6 +123,7 @@ def test_a_secret_that_cannot_be_used_is_refused_and_not_repeated(secret: str, w
     ("table", "why"),
     [
         ({"tls_verify": False}, r"webhooks\.tls_verify: .*webhooks\.unsafe"),
+        ({"colour": 5}, r"no option webhooks\.colour; known are secrets, allow, "),
         ({"connection": 5}, r"no option webhooks\.connection; .*webhooks\.connections"),
         ({"connections": 0}, r"webhooks\.connections: expected a whole number from 1 to 1,000"),
         ({"connections": "many"}, r"webhooks\.connections: expected"),

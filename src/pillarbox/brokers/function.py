@@ -59,4 +59,6 @@ class FunctionPublisher:
         except (StopIteration, GeneratorExit, SystemExit, KeyboardInterrupt) as error:
             # A future cannot carry the first, and the loop would end of the others.
             raised = f"{self._name} raised {type(error).__name__}"
-            raise PublishError(f"{raised}: {words_of(error)}", brief=f"{raised}{place_of(error)}") from error
+            raise PublishError(
+                f"{raised}: {words_of(error)}", brief=f"{raised}{place_of(error, self._function)}"
+            ) from error

@@ -33,7 +33,7 @@ from pillarbox.cli import (
     torture,
 )
 from pillarbox.cli.output import ExitCode, say
-from pillarbox.core.secrets import quiet, without_secrets
+from pillarbox.core.secrets import quiet, quiet_error, without_secrets
 from pillarbox.errors import ConfigError, MissingExtra, PillarboxError
 
 # click's own exception, of which some releases of typer have a copy
@@ -198,7 +198,7 @@ def _end(error: Exception, line: str, code: ExitCode = ExitCode.ERROR) -> NoRetu
 
 
 def _unexpected(error: Exception) -> str:
-    text = without_secrets(" ".join(str(error).split()))
+    text = quiet_error(" ".join(str(error).split()))
     return f"unexpected {type(error).__name__}: {text}; run again with --debug and report it"
 
 

@@ -11,8 +11,9 @@ import typer
 from pillarbox.admin.wording import counted
 from pillarbox.cli.options import Json, check_topic, refuse_memory, with_settings
 from pillarbox.cli.output import print_json, say
-from pillarbox.core.secrets import without_secrets
-from pillarbox.errors import ConfigError
+from pillarbox.core.secrets import quiet_error, without_secrets
+from pillarbox.errors import ConfigError, MissingExtra
+from pillarbox.inbox.inbox import Handlers
 from pillarbox.settings import Settings
 from pillarbox.telemetry.logging import By, log_to, logger
 from pillarbox.wiring import Consumer
@@ -58,7 +59,7 @@ def consume(
         else:
             say(f"handled {counted(handled, 'event')}{_passed_over(consumer)}")
         if left := ", ".join(f"{count} {status}" for status, count in consumer.left.items()):
-            logger.warning("left: %s; `pillarbox events list --inbox` on the consumer's database says why", left)
+            logger.warning("left: %s; `pillarbox events list %s` says why", left, consumer.flags)
         return
     log_to(as_json=json, by=By("consumer", consumer.name))
     logger.info("consumes %s from %s for %s", ", ".join(topic), without_secrets(settings.broker or ""), inbox)
@@ -90,15 +91,27 @@ def find_inbox(place: str) -> object:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _broken(place, error) from error
-        raise ConfigError(f"{place}: there is no module {error.name!r} here or on the path") from error
+        cure = f": write {place.replace('.py:', ':')}" if module_name.endswith(".py") else ""
+        raise ConfigError(f"{place}: there is no module {error.name!r} here or on the path{cure}") from error
+    except MissingExtra:
+        raise
+    except ConfigError as error:  # whose words say all
+        raise ConfigError(f"{place}: {error}; --debug shows where") from error
     except Exception as error:
         raise _broken(place, error) from error
     if not hasattr(module, name):
-        raise ConfigError(f"{place}: module {module_name!r} has no {name!r}")
+        found = sorted(key for key, value in vars(module).items() if _is_inbox(value))
+        has = f"; its inboxes are {', '.join(found)}" if found else ", and no inbox under another name"
+        raise ConfigError(f"{place}: module {module_name!r} has no {name!r}{has}")
     return getattr(module, name)
 
 
+def _is_inbox(value: object) -> bool:
+    """Look without asking the object itself: an attribute of somebody else's may open a database."""
+    return isinstance(getattr(value, "__dict__", {}).get("handlers"), Handlers)
+
+
 def _broken(place: str, error: Exception) -> ConfigError:
-    what = f"{type(error).__name__}: {without_secrets(str(error))}"
+    what = f"{type(error).__name__}: {quiet_error(str(error))}"
     cure = f"; {_OF_DJANGO}" if type(error).__name__ in ("AppRegistryNotReady", "ImproperlyConfigured") else ""
     return ConfigError(f"{place}: its module cannot be imported: {what}{cure}; --debug shows where")

@@ -60,7 +60,19 @@ def list_(
         oldest_first=oldest_first,
         limit=limit,
     )
-    list_found(settings, query, json=json, none="events match", all=all)
+    list_found(settings, query, json=json, none=_none_of(query), all=all)
+
+
+def _none_of(query: Query) -> str:
+    """Say what it means that there is none, and what to do if none was asked for in particular."""
+    if query != Query(side=query.side, newest_first=query.newest_first, limit=query.limit):
+        return "events match"
+    if query.side == "inbox":
+        return (
+            "events stand in an inbox of this database: what is handled at first leaves only its id there;"
+            " `pillarbox consume` receives, --database names the consumer's database"
+        )
+    return "events are there yet, or none any more: the application adds them, outbox.add(connection, Event(…))"
 
 
 @app.command()

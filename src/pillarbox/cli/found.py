@@ -28,11 +28,16 @@ SPARE = ("CREATED (UTC)", "TOPIC", "TRIES", "AGGREGATE")
 def list_found(settings: Settings, query: Query, *, json: bool, none: str, all: bool = True) -> None:
     """List the events that a query finds, of all or of the stretch where it begins; without any, say that there are no
     `none`."""
-    records, may_be_more = (find(settings, query), False) if all else _look_for(settings, query)
+    one_more = replace(query, limit=query.limit + 1)
+    records, may_be_more = (find(settings, one_more), False) if all else _look_for(settings, one_more)
+    is_cut, records = len(records) > query.limit, records[: query.limit]
     if json:
         print_json([record_json(record) for record in records])
     elif records:
         _print_records(records)
+    if is_cut:
+        which = "newest" if query.newest_first else "oldest"
+        say(f"there are more than the {which} {query.limit:,} that are shown; a larger --limit shows more of them")
     if may_be_more:
         say(f"looked at {looking.STRETCH:,} events and no further; --all looks at every one")
     if not records:

@@ -8,8 +8,11 @@ Untouched    the other side is away: nothing counted, however long
 A verdict has the whole of an error, for the database alone; `told` gives what logs and traces may have of it.
 """
 
+import inspect
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
+from traceback import walk_tb
 
 from pillarbox.core.secrets import quiet
 from pillarbox.errors import BrokerUnavailable, PublishError, PublishRejected
@@ -74,15 +77,26 @@ def told(verdict: RetryAt | Dead | Untouched) -> str:
     return verdict.error if verdict.brief is None else verdict.brief
 
 
-def place_of(error: BaseException) -> str:
-    """Say where an exception was raised. Its words may have what an event carries: they are the database's alone."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None:
+def place_of(error: BaseException, function: object = None) -> str:
+    """Say where an exception was raised, or where the function's own file was left for it: that is the reader's to
+    mend. Its words may have what an event carries: they are the database's alone."""
+    places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    if not places:
         return ""
-    file = trace.tb_frame.f_code.co_filename.rpartition("/")[2]
-    return f" at {file}, line {trace.tb_lineno}; its words are in the dead letter"
+    own = _file_of(function)
+    file, line = next((place for place in reversed(places) if place[0] == own), places[-1])
+    return f" at {file.rpartition('/')[2]}, line {line}; its words are kept with the event"
+
+
+def _file_of(function: object) -> str | None:
+    """Give the file in which a function is written; None if it is not written in Python."""
+    while isinstance(function, partial):
+        function = function.func
+    for one in (function, getattr(function, "__call__", None)):  # noqa: B004 - its code is what is asked for
+        code = getattr(inspect.unwrap(one) if callable(one) else None, "__code__", None)
+        if code is not None:
+            return str(code.co_filename)
+    return None
 
 
 def sayable(text: str) -> str:

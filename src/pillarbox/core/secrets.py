@@ -34,6 +34,8 @@ _NAMED = re.compile(
     r"""(?:=|:(?!//))\s?(?:(?:bearer|basic|token)\s+)?)("[^"]*"|'[^']*'|\([^)]*\)|\S+)"""
 )
 _BEARER = re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]+")
+# A user, a password and a host, without the scheme before them: drivers say so, people and decorators do not.
+_BARE_LOGIN = re.compile(r"""(?<![^\s'"(=])([^\s:/@'"(=]+:)[^\s/@]\S{0,200}@(?=[\w\[])""")
 _JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?")
 
 
@@ -83,6 +85,19 @@ def quiet(text: str) -> str:
     """
     text = _NAMED.sub(rf"\1{HIDDEN}", with_quiet_urls(text))
     return _JWT.sub(HIDDEN, _BEARER.sub(rf"\1{HIDDEN}", text))
+
+
+def quiet_error(text: str) -> str:
+    """Hide what may be a secret in the words of an error that is not ours: more than in a sentence, because nobody
+    knows how it was put together; an @ that belongs to no login stays.
+
+    >>> quiet_error("cannot open shop:hunter2@localhost: write @inbox.handler('OrderPlaced')")
+    "cannot open shop:***@localhost: write @inbox.handler('OrderPlaced')"
+    """
+    if "://" in text:
+        return quiet(without_secrets(text))
+    text = _BARE_LOGIN.sub(rf"\1{HIDDEN}@", text)
+    return quiet(_SPOKEN.sub(rf"\1{HIDDEN}", _SECRET_OPTION.sub(rf"\1{HIDDEN}", text)))
 
 
 def is_secret(name: str) -> bool:

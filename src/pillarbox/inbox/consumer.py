@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from shlex import quote
 
 from pillarbox.core.changed_order import check_order
 from pillarbox.core.message import Delivery
@@ -26,7 +27,7 @@ from pillarbox.inbox import lot
 from pillarbox.inbox.handling import Handling, Rules
 from pillarbox.inbox.hint import Hint, Hinting
 from pillarbox.inbox.outage import Outage
-from pillarbox.inbox.programs import Reception, Unhandled, Wrap, forget
+from pillarbox.inbox.programs import Reception, Unhandled, Wrap, forget, where
 from pillarbox.inbox.received import Received, receive
 from pillarbox.inbox.workers import Receiver
 from pillarbox.ports import Clock, Subscriber
@@ -51,6 +52,8 @@ FORGET_FIRST, FORGET_EVERY, FORGET_NEXT = 5.0, 60.0, 0.1
 FORGET = 1000
 """So many seconds after the start, and then so often, ids go that are older than `retention.inbox`: a batch of so many,
 and the next one soon, if there is more."""
+DRAIN_QUIETLY = 1.0
+"""Seconds of a stop after which is told what it waits for."""
 JOINING = 10.0
 """Seconds that a broker may take to let us into a group, where it says that it has (`joined`). Kafka's take three."""
 
@@ -95,6 +98,8 @@ class Consumer(Daemon):
         self._clock, self._hooks = clock, hooks
         self._passed_over: Counter[str] = Counter()
         self._left: Mapping[str, int] = {}
+        self._flags = "--inbox"
+        self._intake: Intake | None = None
         self._receptions: Counter[Reception] = Counter()
 
     @property
@@ -112,6 +117,16 @@ class Consumer(Daemon):
         """How many events stood aside in the inbox when `run_once` ended, by status: dead, blocked, retrying."""
         return self._left
 
+    @property
+    def is_slow(self) -> bool:
+        """A handler has been at its event for so long that it may hang."""
+        return self._intake is not None and self._intake.is_slow
+
+    @property
+    def flags(self) -> str:
+        """With which flags a command finds what `left` counts."""
+        return self._flags
+
     async def run(self) -> None:
         """Consume until `stop` is called or the task is cancelled."""
         await self._consume(once=False, patience=IDLE)
@@ -123,7 +138,7 @@ class Consumer(Daemon):
     async def _consume(self, *, once: bool, patience: float) -> int:
         hint = self._open_hint and self._open_hint()
         parts = self._open_subscriber(), self._rules, self._clock, self._hooks, hint, self._open_wrap(), self.pulse
-        intake = Intake(self._inbox, *parts)
+        self._intake = intake = Intake(self._inbox, *parts)
         self._passed_over, self._receptions = intake.passed_over, intake.receptions
         try:
             intake.begin()
@@ -143,7 +158,9 @@ class Consumer(Daemon):
             if intake.missing is not None:
                 raise intake.missing
             self._left = await intake.left() if once else {}
+            self._flags = await intake.flags() if self._left else self._flags
         finally:
+            self._intake = None
             await intake.close()
         return intake.handled
 
@@ -178,6 +195,7 @@ class Intake:
         self._unacknowledged: list[Delivery] = []
         self._told: Counter[Reception] = Counter()
         self._idle = False  # there was nothing to do at the last turn
+        self._where: str | None = None
         self._waits = False  # something in the parking lot is due once there is nothing else to do
 
     def _hinting_with(self, hint: Hint) -> Hinting:
@@ -251,17 +269,42 @@ class Intake:
     async def drain(self) -> None:
         """Let the handlers that run finish, and acknowledge what can be acknowledged."""
         self._handling.drain()
+        tells_at: float | None = DRAIN_QUIETLY
         while self._window.flying:
-            await self._handling.answered.wait()
+            try:
+                async with asyncio.timeout(tells_at):
+                    await self._handling.answered.wait()
+            except TimeoutError:
+                tells_at = None
+                self._tell_what_is_waited_for()
+                continue
             self._collect()
         await self._record()
         if self._out:
             with suppress(StoreUnavailable):  # then others wait for them a little longer
                 await self._handling.books(lot.let_go(self._inbox.texts, self._out, self._clock.now()))
 
+    def _tell_what_is_waited_for(self) -> None:
+        """Whoever stops a consumer should know why it goes on, and what is in their hand."""
+        if running := self._handling.longest:
+            seconds = round(asyncio.get_running_loop().time() - running.since)
+            self._hooks.reach(Moment.HANDLER_AWAITED, **running.received.facts, seconds=seconds)
+
+    @property
+    def is_slow(self) -> bool:
+        """A handler takes as long as one does that hangs."""
+        return self._handling.is_slow
+
     async def left(self) -> Mapping[str, int]:
         """Count what stands aside, by status."""
         return await self._handling.books(lot.left(self._inbox.texts), reading=True)
+
+    async def flags(self) -> str:
+        """Give the flags with which a command finds the inbox; asked for once something has failed."""
+        if self._where is None:
+            with suppress(StoreUnavailable):
+                self._where = await self._handling.books(where(self._inbox.texts), reading=True)
+        return self._where or "--inbox"
 
     async def close(self) -> None:
         """End the workers and leave the broker."""
@@ -295,7 +338,7 @@ class Intake:
         self._look_at = now + LOOK_EVERY
         self._hold_at = self._hold_at if self._out else now + HOLD_EVERY
         if seen.standing != self._standing:
-            check_order(seen.standing.items(), self._rules.topics, " --inbox")
+            check_order(seen.standing.items(), self._rules.topics, f" {await self.flags()}")
             self._standing = seen.standing
         self._blocked.clear()
         self._blocked.update(seen.standing)
@@ -347,7 +390,7 @@ class Intake:
             except StoreUnavailable:
                 return
             self._hooks.reach(Moment.STORED, count=len(kept))
-            self._tell([Settlement(one, Dead(words_of(one.hopeless))) for one in kept if one.hopeless])
+            await self._tell([Settlement(one, Dead(words_of(one.hopeless))) for one in kept if one.hopeless])
             self._look_at = 0.0
         self._handling.counts[Reception.COPY] += copies
         self._unacknowledged += [received.delivery for received in self._unstored]
@@ -434,7 +477,7 @@ class Intake:
         except StoreUnavailable:
             return False
         self._hooks.reach(Moment.PARKED, count=len(failed))
-        self._tell(failed)
+        await self._tell(failed)
         if any(isinstance(verdict, Blocked) or received.abandoned for received, verdict in failed):
             self._look_at = 0.0  # one of them may be the number that its line waits for, or is due at once
         return True
@@ -452,22 +495,26 @@ class Intake:
             return False
         return True
 
-    def _tell(self, failed: Sequence[Settlement[Received]]) -> None:
+    async def _tell(self, failed: Sequence[Settlement[Received]]) -> None:
         for received, verdict in failed:
             facts = received.facts
+            if received.brief is not None and isinstance(verdict, RetryAt | Dead):
+                facts["show"] = f"pillarbox events show {quote(received.key)} {await self.flags()}"
             if isinstance(verdict, RetryAt):
                 self._hooks.reach(Moment.EVENT_RETRYING, error=received.brief or verdict.error, at=verdict.at, **facts)
             elif isinstance(verdict, Dead) and received.numbering in ("gap", "conflict"):
-                self._tell_number(received, verdict)
+                await self._tell_number(received, verdict)
             elif isinstance(verdict, Dead):
                 self._hooks.reach(Moment.EVENT_DEAD, error=received.brief or verdict.error, **facts)
 
-    def _tell_number(self, received: Received, verdict: Dead) -> None:
+    async def _tell_number(self, received: Received, verdict: Dead) -> None:
         """Tell of an aggregate that stands because of a number; where there is no order, a gap is told of later."""
         if received.numbering == "gap" and self._rules.unordered:
             return
         moment = Moment.NUMBER_MISSING if received.numbering == "gap" else Moment.NUMBER_CONFLICT
         facts = received.facts | {"aggregate": received.aggregate, "number": received.number, "error": verdict.error}
+        if moment is Moment.NUMBER_CONFLICT:
+            facts["show"] = f"pillarbox dead list {await self.flags()}"
         self._hooks.reach(moment, **facts)
 
     async def _acknowledge(self) -> None:

@@ -44,7 +44,7 @@ ALONE = 3
 """How often processes must have died with an event before it is given up, however few its retries: up to then it was
 only tried beside others, first those that were suspected as well, then those that nobody did, and one of them may be to
 blame."""
-CRASHED = "crashed the consumer: its process died"
+CRASHED = "the consumer's process died, or was stopped at once,"
 TOGETHER = 100
 """How many events share a transaction at most, where their handlers allow it."""
 STRETCH, SHARED_STRETCH = 0.2, 0.02
@@ -183,6 +183,17 @@ class Handling:
         """Give the lines that we had out, and whose head somebody else has put back since the last time."""
         lines, self._taken_away = self._taken_away, set()
         return lines
+
+    @property
+    def longest(self) -> Running | None:
+        """What a worker has been at for longest, if any is at something."""
+        return min(list(self._running.values()), key=lambda running: running.since, default=None)
+
+    @property
+    def is_slow(self) -> bool:
+        """A handler takes as long as one does that hangs."""
+        longest = self.longest
+        return longest is not None and self._loop.time() >= longest.since + SLOW_AFTER
 
     async def close(self) -> None:
         """End the workers; a thread whose handler still runs ends after it."""
@@ -479,7 +490,8 @@ def _crashed_again(tries: int, last_error: str | None) -> HandlerFailed:
         return HandlerFailed(_crashed(tries))
     died = f"{CRASHED} at attempt {tries}, while this was handled"
     return HandlerFailed(
-        f"{died}; before that it failed: {last_error}", f"{died}; what it failed with before that is in the dead letter"
+        f"{died}; before that it failed: {last_error}",
+        f"{died}; what it failed with before that is kept with the event",
     )
 
 

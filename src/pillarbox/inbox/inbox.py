@@ -76,8 +76,13 @@ class Handlers:
         self, type: object, model: Any = None, *, batch: bool = False, **options: Unpack[HandlerOptions]
     ) -> Callable[[H], H]:
         """Give what registers a function for a type of event; there is one for each type."""
+        if inspect.isroutine(type) or inspect.isclass(type):
+            raise ConfigError(
+                f"handler: {type.__name__} is no type of event: write @inbox.handler('OrderPlaced') above it,"
+                " with the type that it is for"
+            )
         if not isinstance(type, str) or not type:
-            raise ConfigError(f"handler: {type!r:.60} is no type of event; name one: @inbox.handler('OrderPlaced')")
+            raise ConfigError(f"handler: {type!r:.60} is no type of event: write @inbox.handler('OrderPlaced')")
         name = type
         return lambda function: self.register(name, function, model, batch=batch, **options)
 

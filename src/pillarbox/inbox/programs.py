@@ -88,7 +88,7 @@ def receive(texts: Texts, received: Received, means: Means) -> Program[Reception
     if known is not None:
         return known
     if handler is None and means.unhandled != "ignore":
-        raise HandlerMissing(_missing(received, means))
+        raise HandlerMissing(_missing(received, means, (yield from where(texts))))
     if handler is not None:
         yield from _handle(texts, [received], handler, means, number)
     yield from _settle(texts, received, means)
@@ -223,10 +223,24 @@ def _settle(texts: Texts, received: Received, means: Means) -> Program[None]:
         yield texts("clear", consumer, key)
 
 
-def _missing(received: Received, means: Means) -> str:
+def where(texts: Texts) -> Program[str]:
+    """Give the flags with which a command finds this inbox."""
+    ((place, database),) = yield texts("where")
+    schema, _, prefix = place.rpartition(".")
+    flags = ["--inbox"]
+    if database is not None:  # else it is in memory, where no command gets
+        flags += ["--database", quote(database)]
+    if schema not in ("", "public", "main"):
+        flags += ["--set", f"outbox.schema={schema}"]
+    if prefix != "pillarbox_":
+        flags += ["--set", f"outbox.prefix={prefix}"]
+    return " ".join(flags)
+
+
+def _missing(received: Received, means: Means, flags: str) -> str:
     key, what = received.key, f"no handler for type {received.type!r} in the inbox {means.handlers.consumer!r}"
     if means.unhandled == "dead":
-        return f"{what}: register one and run `pillarbox dead retry {quote(key)} --inbox`, or set inbox.unhandled"
+        return f"{what}: register one and run `pillarbox dead retry {quote(key)} {flags}`, or set inbox.unhandled"
     return (
         f"{what}: the consumer stops at the event {key} on the topic {received.delivery.topic!r}, which is"
         " kept for the next start: register one and start again, or set inbox.unhandled to something else than fail"
@@ -378,7 +392,7 @@ def _call(call: Call, handler: Handler, received: Received) -> Program[object]:
         _raise_unless_again_and_again(error, handler, received)
     except (Exception, SystemExit) as error:
         raised = f"{handler.name} raised {type(error).__name__}"
-        raise HandlerFailed(f"{raised}: {words_of(error)}", f"{raised}{place_of(error)}") from error
+        raise HandlerFailed(f"{raised}: {words_of(error)}", f"{raised}{place_of(error, handler.function)}") from error
     _refuse_unrun(value, handler)
     return value
 

@@ -1,5 +1,5 @@
 """The inbox's statements, one table of texts per database. {p} is where the tables are: the prefix of their names, on
-PostgreSQL with the schema before it. `$1`, `$2`, … are the parameters.
+PostgreSQL with the schema before it, on SQLite with `main`. `$1`, `$2`, … are the parameters.
 
 An event is *parked* while its row is stored, held, retrying, blocked or dead; a line is blocked while it has such a
 row. Only events that block carry their line. `suspect` counts the tries of an event that may have killed its process;
@@ -180,6 +180,8 @@ _STANDS = (
 )
 
 _SQLITE = {
+    # → where the tables are, the database's URL as far as we may name it
+    "where": "SELECT '{p}', 'sqlite:///' || nullif(file, '') FROM pragma_database_list WHERE name = 'main'",
     # → a row if it is the first time
     "first_time": "INSERT INTO {p}inbox (consumer, event_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING 1",
     # …: one that we have out of the parking lot → nothing if it is a copy, or was dropped meanwhile
@@ -216,8 +218,8 @@ _SQLITE = {
         " DO UPDATE SET last = excluded.last WHERE it.last = excluded.last - 1 RETURNING 1"
     ),
     # around the handler: gone if it ended the transaction
-    "mark": "SAVEPOINT pillarbox_inbox_handler",
-    "unmark": "RELEASE pillarbox_inbox_handler",
+    "mark": "SAVEPOINT {name}inbox_handler",
+    "unmark": "RELEASE {name}inbox_handler",
     # the row (_ALL)
     "park": (
         f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
@@ -238,6 +240,8 @@ _SQLITE = {
 }
 
 _POSTGRES = {
+    # Who gets in there, and from where, is for the reader to say: a server behind a pooler does not know its address.
+    "where": "SELECT '{p}'::text, 'postgresql://…/' || current_database()",
     # …: one that is out of the parking lot → the number of the transaction; NULL if it is a copy, or was dropped
     "take": "SELECT {p}take_received($1, $2)",
     # The transaction's number comes back with the row: whoever ends the transaction gets another one.
@@ -337,14 +341,15 @@ def texts_of(consumer: str, dialect: Dialect, marker: Marker, place: str) -> Tex
 @lru_cache
 def _texts(dialect: Dialect, marker: Marker, place: str) -> Mapping[str, Text]:
     texts = _BOTH | (_SQLITE if dialect == "sqlite" else _POSTGRES)
+    name = place
     if dialect == "sqlite":  # never a temporary table of that name, nor one in an attached file
-        place = f"main.{place}"
+        place = f"main.{name}"
     instants = {f"at_{number}": _instant(dialect, number) for number in range(2, 6)}
     row = ", ".join(_typed(dialect, number, kind) for number, kind in enumerate(_ROW_TYPES, start=1))
     lists = {f"among_{number}": _AMONG[dialect].format(number) for number in (2, 3)}
     ago = _AGO[dialect].format(p=place)
     lists["pairs_2"] = _PAIRS[dialect].format(2)
-    named = {"p": place, "row": row, "ago": ago, **instants, **lists}
+    named = {"p": place, "name": name, "row": row, "ago": ago, **instants, **lists}
     return {name: _marked(text.format(**named), marker) for name, text in texts.items()}
 
 

@@ -100,7 +100,7 @@ async def call_async(call: Call, transaction: object) -> object:
     except (Exception, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # noqa: BLE001 - raised again, in other words
-        _raise_failure(error)
+        _raise_failure(error, call)
 
 
 def call_sync(call: Call, transaction: object) -> object:
@@ -112,7 +112,7 @@ def call_sync(call: Call, transaction: object) -> object:
     except GeneratorExit as error:
         raise HandlerFailed("it raised GeneratorExit") from error
     except BaseException as error:  # noqa: BLE001 - raised again, in other words
-        _raise_failure(error)
+        _raise_failure(error, call)
 
 
 def is_open(driver: Any) -> bool:
@@ -164,11 +164,11 @@ def refused_at_commit(error: Exception) -> HandlerFailed:
     return HandlerFailed(f"{refused}: {words_of(error)}", f"{refused}: {type(error).__name__}")
 
 
-def _raise_failure(error: BaseException) -> NoReturn:
+def _raise_failure(error: BaseException, call: Call) -> NoReturn:
     """Raise as the handler's failure what would end a worker of the consumer, and what nobody asked for."""
     if not isinstance(error, asyncio.CancelledError):
         raised = f"it raised {type(error).__name__}"
-        raise HandlerFailed(f"{raised}: {words_of(error)}", f"{raised}{place_of(error)}") from error
+        raise HandlerFailed(f"{raised}: {words_of(error)}", f"{raised}{place_of(error, call.handler)}") from error
     if _cancelled():
         raise error
     raise HandlerFailed("it raised CancelledError, although nobody cancelled it") from error

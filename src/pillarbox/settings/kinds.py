@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from pillarbox.core.routing import Topic
 from pillarbox.core.secrets import without_secrets
+from pillarbox.core.wording import near_to
 from pillarbox.errors import ConfigError
 from pillarbox.settings.durations import parse_duration, write_duration
 from pillarbox.settings.sources import Given
@@ -68,12 +68,15 @@ def _kind_of(given: Given) -> object:
 
 
 def _unknown(given: Given, known: Iterable[str]) -> ConfigError:
-    nearest = get_close_matches(given.key, known, 1, 0.0)
-    unknown = without_secrets(given.key)
-    return ConfigError(
-        # No colon behind the name: what stands behind "secret:" is taken for one, and hidden.
-        f"unknown setting {unknown!r} ({given.origin}); the nearest known one is {without_secrets(nearest[0])!r}"
-    )
+    keys, unknown = list(known), without_secrets(given.key)
+    if near := near_to(given.key, keys):
+        cure = f"the nearest known one is {without_secrets(near)!r}"
+    else:
+        beside = [key for key in keys if key.rpartition(".")[0] == given.key.rpartition(".")[0] != ""]
+        known_ones = beside or ["database", "broker", *(f"[{table}]" for table in (*TABLES, "topic"))]
+        cure = f"known are {', '.join(map(without_secrets, known_ones))}"
+    # No colon behind the name: what stands behind "secret:" is taken for one, and hidden.
+    return ConfigError(f"unknown setting {unknown!r} ({given.origin}); {cure}")
 
 
 def _convert(kind: object, value: object, key: str) -> object:

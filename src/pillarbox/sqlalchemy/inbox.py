@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from pillarbox.core.event import Event
 from pillarbox.core.insert import Rows, Statement, check_identifier
+from pillarbox.core.wording import a_kind_of
 from pillarbox.errors import ConfigError
 from pillarbox.inbox import programs
 from pillarbox.inbox.inbox import HandlerOptions, Handlers, Once, Registry, message_key
@@ -201,7 +202,9 @@ def _most_workers(bind: Bind) -> int | None:
 
 def _check_opener(sessions: Callable[[], R], kind: str, *, unlike: type) -> Callable[[], R]:
     if isinstance(sessions, unlike) or not callable(sessions):
-        raise ConfigError(f"sessions: {sessions!r:.60} opens no sessions: give {kind}")
+        its = "AsyncInbox" if unlike is async_sessionmaker else "Inbox"
+        other = f", or take {its}" if isinstance(sessions, unlike) else ""
+        raise ConfigError(f"sessions: {a_kind_of(sessions)} opens no sessions for this inbox: give {kind}{other}")
     return sessions
 
 

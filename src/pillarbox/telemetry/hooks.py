@@ -54,6 +54,7 @@ class Moment(StrEnum):
     NUMBER_MISSING = "number missing"
     NUMBER_CONFLICT = "number conflict"
     HANDLER_SLOW = "handler slow"
+    HANDLER_AWAITED = "handler awaited"  # by a consumer that was asked to stop
     HANDLER_RETURNED = "handler returned"
     HANDLER_COMMITTED = "handler committed"
     TYPE_PASSED_OVER = "type passed over"
@@ -83,6 +84,7 @@ TOLD = frozenset(
         Moment.NUMBER_MISSING,
         Moment.NUMBER_CONFLICT,
         Moment.HANDLER_SLOW,
+        Moment.HANDLER_AWAITED,
         Moment.HANDLER_RETURNED,
         Moment.HANDLER_COMMITTED,
         Moment.TYPE_PASSED_OVER,

@@ -82,6 +82,11 @@ def attempt_of(facts: Facts) -> int | None:
     return attempt if isinstance(attempt, int) else None
 
 
+def _shown(facts: Facts) -> str:
+    """Name the command that shows what is not told here."""
+    return f" (`{facts['show']}`)" if "show" in facts else ""
+
+
 def _its(facts: Facts) -> str:
     """Name an event where its topic is named already."""
     return f"{facts.get('type', 'event')} {facts.get('event_id', '')}".rstrip() + _tried(facts)
@@ -147,9 +152,9 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     ),
     Moment.EVENT_RETRYING: (
         logging.WARNING,
-        lambda f: f"{_event(f)} failed{_tried(f)} and is tried again{_due(f)}: {_error(f)}",
+        lambda f: f"{_event(f)} failed{_tried(f)} and is tried again{_due(f)}: {_error(f)}{_shown(f)}",
     ),
-    Moment.EVENT_DEAD: (logging.ERROR, lambda f: f"{_event(f)} is dead{_tried(f)}: {_error(f)}"),
+    Moment.EVENT_DEAD: (logging.ERROR, lambda f: f"{_event(f)} is dead{_tried(f)}: {_error(f)}{_shown(f)}"),
     Moment.NUMBER_MISSING: (
         logging.ERROR,
         lambda f: (
@@ -159,11 +164,18 @@ _SENTENCES: Mapping[Moment, tuple[int, Sentence]] = {
     ),
     Moment.NUMBER_CONFLICT: (
         logging.ERROR,
-        lambda f: f"{_aggregate(f)} stands still at {_its(f)}: {f.get('error')} (pillarbox dead list --inbox)",
+        lambda f: f"{_aggregate(f)} stands still at {_its(f)}: {f.get('error')}{_shown(f)}",
     ),
     Moment.HANDLER_SLOW: (
         logging.WARNING,
         lambda f: f"the handler has been at {_event(f)}{_tried(f)} for {f.get('seconds')} s",
+    ),
+    Moment.HANDLER_AWAITED: (
+        logging.WARNING,
+        lambda f: (
+            f"stops when the handler is done with {_event(f)}{_tried(f)}, after {f.get('seconds')} s so far;"
+            " a second signal stops at once: that try counts as one in which the process died, and it is tried again"
+        ),
     ),
     Moment.HANDLER_RETURNED: (
         logging.WARNING,

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from pillarbox.brokers.urls import split
+from pillarbox.core.wording import near_to
 from pillarbox.errors import ConfigError
 
 LARGEST_BULK = 512 << 20
@@ -76,8 +76,9 @@ def _check_known(given: Mapping[str, Any], secure: bool) -> None:
     known = [f"redis.{name}" for name in (*_OWN, *_TLS)]
     for name in given:
         if name not in known:
-            nearest = get_close_matches(name, known, 1, 0.0)[0]
-            raise ConfigError(f"there is no option {name}; the nearest known one is {nearest}")
+            near = near_to(name, known)
+            cure = f"the nearest known one is {near}" if near else f"known are {', '.join(known)}"
+            raise ConfigError(f"there is no option {name}; {cure}")
         if name.startswith("redis.ssl_") and not secure:
             raise ConfigError(f"{name}: TLS is used with a rediss:// URL only; write rediss:// or leave it out")
 

@@ -8,13 +8,13 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from ipaddress import ip_address, ip_network
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 from pillarbox.brokers.webhook.addresses import Allowed
 from pillarbox.brokers.webhook.signature import read_key
+from pillarbox.core.wording import near_to
 from pillarbox.errors import ConfigError
 
 CONNECTIONS, MOST_CONNECTIONS = 50, 1000
@@ -208,8 +208,9 @@ def _allowed(names: tuple[str, ...]) -> Allowed:
 def _check_known(table: Mapping[str, Any]) -> None:
     for name in table:
         if name not in _KNOWN:
-            nearest = get_close_matches(name, _KNOWN, 1, 0.0)[0]
-            raise ConfigError(f"there is no option webhooks.{name}; the nearest known one is webhooks.{nearest}")
+            near = near_to(name, _KNOWN)
+            cure = f"the nearest known one is webhooks.{near}" if near else f"known are {', '.join(_KNOWN)}"
+            raise ConfigError(f"there is no option webhooks.{name}; {cure}")
 
 
 def _text(name: str, value: object) -> str | None:
