@@ -293,3 +293,25 @@ def test_an_inbox_refuses_a_connection_in_place_of_what_opens_one() -> None:
     with pytest.raises(ConfigError, match=r"opener: an? [\w.]+ opens nothing: give a function that opens a connection"):
         Inbox("billing", connection)  # type: ignore[arg-type]
     connection.close()
+
+
+def test_a_temporary_table_of_the_same_name_takes_no_event(connection: sqlite3.Connection, file: SqliteFile) -> None:
+    for table in ("outbox", "inbox"):
+        connection.execute(f"CREATE TEMP TABLE pillarbox_{table} AS SELECT * FROM pillarbox_{table}")
+    connection.execute("BEGIN IMMEDIATE")
+    outbox.add(connection, PING)
+    assert Inbox("billing", lambda: connection).first_time(connection, "a")
+    connection.commit()
+    assert (len(file.rows("outbox")), len(file.rows("inbox"))) == (1, 1)
+
+
+def test_tables_in_an_attached_file_are_refused(file: SqliteFile, tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "shop.db")
+    connection.execute("ATTACH ? AS events", [file.path])
+    connection.execute("BEGIN IMMEDIATE")
+    with pytest.raises(SchemaMismatch, match="or they are in an attached file, which SQLite does not commit as one"):
+        outbox.add(connection, PING)
+    with pytest.raises(SchemaMismatch, match="attached file"):
+        Inbox("billing", lambda: connection).first_time(connection, "a")
+    connection.close()
+    assert file.rows("outbox") == []

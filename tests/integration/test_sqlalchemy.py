@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 from pillarbox.core.event import Event
-from pillarbox.errors import ConfigError, NoTransaction, SchemaMismatch, StoreUnavailable
+from pillarbox.errors import ConfigError, NoTransaction, SchemaMismatch, StoreError, StoreUnavailable
 from pillarbox.ports import Query
 from pillarbox.settings import Settings
 from pillarbox.sqlalchemy import AsyncInbox, AsyncOutbox, Inbox, Outbox, outbox_table
@@ -55,7 +55,7 @@ def test_what_is_pending_is_written_before_the_event(engine: Engine, file: Sqlit
     with Session(engine) as session, session.begin():
         session.add(Order(total=42))
         outbox.add(session, PING)
-    assert statements == ["orders", "pillarbox_outbox"]
+    assert statements == ["orders", "main.pillarbox_outbox"]
     assert len(file.rows("outbox")) == 1
 
 
@@ -351,3 +351,16 @@ def test_an_inbox_refuses_sessions_of_the_other_kind() -> None:
         Inbox("billing", async_sessionmaker())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="give an async_sessionmaker, or take Inbox"):
         AsyncInbox("billing", sessionmaker())  # type: ignore[arg-type]
+
+
+def test_an_add_that_the_database_refuses_gives_back_its_key(engine: Engine, file: SqliteFile) -> None:
+    paid: Event[Any] = Event("Paid", {}, aggregate=("order", 1), idempotency_key="payment", numbered=True)
+    refuses = "BEFORE INSERT ON pillarbox_outbox BEGIN SELECT raise(ABORT, 'not today'); END"
+    with Session(engine) as session, session.begin():
+        session.connection().exec_driver_sql(f"CREATE TRIGGER refuses {refuses}")
+        with pytest.raises(StoreError, match="not today"):
+            outbox.add(session, paid)
+        session.connection().exec_driver_sql("DROP TRIGGER refuses")
+    with Session(engine) as session, session.begin():
+        outbox.add(session, paid)
+    assert len(file.rows("outbox")) == 1

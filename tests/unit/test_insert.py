@@ -45,7 +45,12 @@ class Database:
         try:
             statement = next(program)
             while True:
-                statement = program.send(self._run(statement))
+                try:
+                    answer = self._run(statement)
+                except sqlite3.Error as error:
+                    statement = program.throw(error)
+                else:
+                    statement = program.send(answer)
         except StopIteration:
             return
 
@@ -277,10 +282,53 @@ def test_microseconds_are_exact_where_floats_are_not(database: Database) -> None
     assert database.all("occurred_at") == [253_402_300_799_999_999]
 
 
+@pytest.mark.parametrize(
+    "first", [(), (Event("First", {}, aggregate=("order", 1), numbered=True),)], ids=["alone", "second"]
+)
+def test_an_insert_that_fails_gives_back_the_key_and_the_number(
+    database: Database, first: tuple[Event[Any], ...]
+) -> None:
+    bad: Event[Any] = Event("Bad", {}, aggregate=("order", 1), numbered=True, idempotency_key="k")
+    database.connection.execute(
+        "CREATE TRIGGER refuses BEFORE INSERT ON pillarbox_outbox WHEN new.event_type = 'Bad'"
+        " BEGIN SELECT raise(ABORT, 'no'); END"
+    )
+    with pytest.raises(sqlite3.IntegrityError, match="no"):
+        database.add(*first, bad, Event("Last", {}, aggregate=("order", 1), numbered=True), Event("Plain", {}))
+    database.connection.execute("DROP TRIGGER refuses")
+    database.connection.commit()
+    database.add(bad)
+    assert database.all("event_type, number") == [
+        (event.type, number) for number, event in enumerate((*first, bad), start=1)
+    ]
+
+
+def test_a_transaction_that_is_gone_has_nothing_to_give_back(database: Database) -> None:
+    database.connection.execute(
+        "CREATE TRIGGER refuses BEFORE INSERT ON pillarbox_outbox WHEN new.event_type = 'Bad'"
+        " BEGIN SELECT raise(ROLLBACK, 'all of it'); END"
+    )
+    database.add(Event("Good", {}, aggregate=("order", 1), numbered=True))
+    database.connection.commit()
+    with pytest.raises(sqlite3.IntegrityError, match="all of it"):
+        database.add(Event("Bad", {}, aggregate=("order", 1), numbered=True, idempotency_key="k"))
+    assert (database.all("last", "numbers", "last"), database.all("key", "keys", "key")) == ([1], [])
+
+
+def test_the_first_error_is_the_one_that_is_raised(database: Database) -> None:
+    program = insertion([Event("X", {}, idempotency_key="k")], PLACE)
+    next(program)
+    program.send([["k"]])
+    program.throw(sqlite3.OperationalError("disk full"))
+    with pytest.raises(sqlite3.OperationalError, match="disk full") as raised:
+        program.throw(sqlite3.OperationalError("gone"))
+    assert raised.value.__notes__ == ["its keys and numbers were not given back: gone"]
+
+
 def test_a_place_has_its_own_prefix() -> None:
     program = insertion([Event("X", {}, idempotency_key="k")], Place(prefix="shop_"))
-    assert "INSERT INTO shop_keys" in next(program).sql
-    assert "INSERT INTO shop_outbox" in program.send([["k"]]).sql
+    assert "INSERT INTO main.shop_keys" in next(program).sql
+    assert "INSERT INTO main.shop_outbox" in program.send([["k"]]).sql
 
 
 @pytest.mark.parametrize(

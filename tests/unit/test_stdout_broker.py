@@ -1,9 +1,14 @@
 """The stdout broker: what a line looks like, and what a stream's troubles mean."""
 
+import asyncio
 import base64
 import io
 import json
 import os
+import resource
+from datetime import timedelta
+from pathlib import Path
+from typing import TextIO, cast
 
 import pytest
 
@@ -78,8 +83,7 @@ async def test_a_pipe_without_a_reader_is_away() -> None:
     assert errors(outcomes) == {1: BrokerUnavailable, 2: BrokerUnavailable}
     assert "Broken pipe" in str(outcomes[0].error)
     await publisher.close()
-    with pytest.raises(BrokenPipeError):
-        stream.close()
+    stream.close()
 
 
 async def test_a_closed_stream_is_away() -> None:
@@ -98,3 +102,146 @@ async def test_a_stream_that_cannot_write_a_character_names_the_cure() -> None:
     assert type(outcome.error) is PublishError
     assert "PYTHONIOENCODING=utf-8" in str(outcome.error)
     await publisher.close()
+
+
+def opened(file: Path, mode: str, encoding: str = "utf-8") -> TextIO:
+    """Open a file as a shell does for the output of a command."""
+    return cast(TextIO, file.open(mode, encoding=encoding))
+
+
+class NarrowPipe:
+    """A pipe whose writing end does not block, without a buffer in Python: what others make of our output."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+        self.stream = io.TextIOWrapper(io.FileIO(self._writing, "w"), encoding="utf-8", write_through=True)
+
+    def read(self) -> bytes:
+        """Read all that is there."""
+        read = b""
+        while True:
+            try:
+                part = os.read(self._reading, 1 << 20)
+            except BlockingIOError:
+                return read
+            if not part:
+                return read
+            read += part
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.stream.close()
+        os.close(self._reading)
+
+
+def payloads(text: bytes) -> list[str]:
+    """Read the payload of every line; each must be whole."""
+    *lines, unfinished = text.split(b"\n")
+    assert unfinished == b""
+    return [base64.b64decode(json.loads(line)["payload_base64"]).decode().rstrip(".") for line in lines]
+
+
+def short_of_patience(stream: TextIO) -> StdoutPublisher:
+    """Open a publisher that soon gives up waiting for a reader."""
+    return StdoutPublisher(stream, publish_timeout=timedelta(seconds=0.2))
+
+
+@pytest.mark.parametrize("padding", [100, 9_000])
+async def test_a_pipe_that_is_full_takes_nothing_for_written_and_tears_no_line(padding: int) -> None:
+    pipe = NarrowPipe()
+    publisher = short_of_patience(pipe.stream)
+    publisher.send(batch("a" * 2_000, padding=padding))
+    outcomes = await answers(publisher, 2_000)
+    assert {type(outcome.error) for outcome in outcomes} == {BrokerUnavailable}
+    text, failed = pipe.read(), True
+    while failed:  # what the writing thread still had to say may take the room of this
+        publisher.send(batch("b", first=2_001))
+        (outcome,) = await answers(publisher, 1)
+        failed = outcome.error is not None
+        text += pipe.read()
+    seen = payloads(text)
+    assert seen[-1] == "b2001"
+    assert [name for name in seen if name != "b2001"] == [f"a{number}" for number in range(1, seen.index("b2001") + 1)]
+    await publisher.close()
+    pipe.close()
+
+
+async def test_a_slow_reader_gets_every_line() -> None:
+    pipe = NarrowPipe()
+    publisher = StdoutPublisher(pipe.stream)
+    publisher.send(batch("a" * 2_000, padding=500))
+    waiting = asyncio.create_task(answers(publisher, 2_000))
+    text = b""
+    while not waiting.done():
+        text += pipe.read()
+        await asyncio.sleep(0.001)
+    assert set(errors(waiting.result()).values()) == {None}
+    assert payloads(text + pipe.read()) == [f"a{number}" for number in range(1, 2_001)]
+    await publisher.close()
+    pipe.close()
+
+
+async def test_a_reader_that_hangs_does_not_keep_the_stream_itself() -> None:
+    reading, writing = os.pipe()
+    stream = os.fdopen(writing, "w")
+    publisher = short_of_patience(stream)
+    publisher.send(batch("a" * 2_000, padding=500))
+    await asyncio.to_thread(os.read, reading, 1)  # it has begun
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(stream.flush)  # as a process does that is told to end at once
+    assert set(errors(await answers(publisher, 2_000)).values()) == {BrokerUnavailable}
+    await publisher.close()
+    os.close(reading)
+    stream.close()
+
+
+async def test_a_line_that_a_full_disk_has_torn_is_ended_by_what_comes_next(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with opened(tmp_path / "events", "w") as stream:
+        publisher = StdoutPublisher(stream)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, limits[1]))
+            publisher.send(batch("ab", padding=800))
+            assert set(errors(await answers(publisher, 2)).values()) == {BrokerUnavailable}
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        publisher.send(batch("ab", padding=800))
+        assert set(errors(await answers(publisher, 2)).values()) == {None}
+        await publisher.close()
+    assert payloads((tmp_path / "events").read_bytes()) == ["a1", "a1", "b2"]
+
+
+@pytest.mark.parametrize("mode", ["a", "r+"])
+async def test_a_line_that_another_process_has_torn_is_ended_first(tmp_path: Path, mode: str) -> None:
+    file = tmp_path / "events"
+    file.write_text('{"topic": "ord')
+    with opened(file, mode) as stream:
+        stream.seek(0, os.SEEK_END)
+        publisher = StdoutPublisher(stream)
+        publisher.send(batch("a"))
+        await answers(publisher, 1)
+        await publisher.close()
+    torn, rest = file.read_bytes().split(b"\n", 1)
+    assert torn == b'{"topic": "ord'
+    assert payloads(rest) == ["a1"]
+
+
+async def test_a_file_that_ends_with_a_whole_line_is_gone_on_with(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with opened(tmp_path / "events", "a") as stream:
+            publisher = StdoutPublisher(stream)
+            publisher.send(batch("a", first=number))
+            await answers(publisher, 1)
+            await publisher.close()
+    assert payloads((tmp_path / "events").read_bytes()) == ["a1", "a2"]
+
+
+async def test_a_file_has_utf_8_whatever_the_locale_says(tmp_path: Path) -> None:
+    with opened(tmp_path / "events", "w", encoding="ascii") as stream:
+        publisher = StdoutPublisher(stream)
+        publisher.send([Message("orders", "\u00fc", {}, b"{}", 1)])
+        assert errors(await answers(publisher, 1)) == {1: None}
+        await publisher.close()
+    assert json.loads((tmp_path / "events").read_bytes())["key"] == "\u00fc"

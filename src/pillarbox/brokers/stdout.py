@@ -10,6 +10,7 @@ from typing import TextIO
 
 from pillarbox.brokers.calls import Calls
 from pillarbox.brokers.given import Given, Publishers
+from pillarbox.brokers.lines import Lines
 from pillarbox.brokers.worker import Worker
 from pillarbox.core.message import Message
 from pillarbox.core.payload import JSON, check_json, is_json
@@ -26,16 +27,16 @@ def stream_errors() -> Iterator[None]:
         raise PublishError(
             f"the output cannot be written as {error.encoding}: set PYTHONIOENCODING=utf-8 and start again"
         ) from error
-    except (OSError, ValueError) as error:  # a broken pipe, a full disk; ValueError: the stream is closed
+    except (OSError, ValueError) as error:  # a broken pipe, a full disk, no room in time; ValueError: it is closed
         raise BrokerUnavailable(
             f"the output cannot be written: {error}; nobody reads it, or its disk is full"
         ) from error
 
 
 class StdoutPublisher:
-    """Writes events to a stream, flushed after each send. Written means published: a pipe knows no acknowledgement.
+    """Writes events to a stream, whole lines of UTF-8. Written means published: a pipe knows no acknowledgement.
 
-    A reader that does not read blocks the writing, in a thread of its own, until the publish timeout calls it away.
+    A reader that does not read holds the writing up, in a thread of its own, until the publish timeout.
     """
 
     # Prefix-safe: one stream, written in order; after the place where it broke there is nothing.
@@ -43,6 +44,7 @@ class StdoutPublisher:
 
     def __init__(self, stream: TextIO | None = None, *, publish_timeout: timedelta = timedelta(seconds=10)) -> None:
         self._stream = sys.stdout if stream is None else stream
+        self._lines = _lines_to(self._stream, publish_timeout.total_seconds())
         self._worker = Worker("stdout")
         self._calls = Calls("writing to the output", self._write, publish_timeout)
 
@@ -60,9 +62,21 @@ class StdoutPublisher:
         await self._worker.do(lambda: self._write_lines(messages))
 
     def _write_lines(self, messages: list[Message]) -> None:
+        text = "".join(map(line_of, messages))
         with stream_errors():
-            self._stream.write("".join(map(line_of, messages)))
-            self._stream.flush()
+            if self._lines is None:
+                self._stream.write(text)
+            self._stream.flush()  # of what others have printed
+            if self._lines is not None:
+                self._lines.write(text.encode())
+
+
+def _lines_to(stream: TextIO, patience: float) -> Lines | None:
+    """Go around Python's own layers to the file or pipe; None if a stream is neither."""
+    try:
+        return Lines(stream.fileno(), patience)
+    except (OSError, ValueError):  # in memory, or closed
+        return None
 
 
 def line_of(message: Message) -> str:

@@ -134,7 +134,14 @@ def insertion(events: Sequence[Event[Any]], place: Place, on_duplicate: OnDuplic
     if any(event.numbered for event in events):
         rows = yield from _draw_numbers(events, rows, place)
     if rows:
-        yield Statement(place.sql["insert"], rows=rows)
+        try:
+            yield Statement(place.sql["insert"], rows=rows)
+        except Exception as error:
+            try:
+                yield from _give_back(events, rows, place)
+            except Exception as failure:  # noqa: BLE001 - the first one says what is wrong
+                error.add_note(f"its keys and numbers were not given back: {failure}")
+            raise error
 
 
 def plain_insertion(
@@ -332,6 +339,19 @@ def _draw_numbers(
         for number, index in enumerate(indexes, last - len(indexes) + 1):
             numbered[index] = (*rows[index][:_NUMBER], number, *rows[index][_NUMBER + 1 :])
     return numbered
+
+
+def _give_back(events: Sequence[Event[Any]], rows: Sequence[Row], place: Place) -> Program:
+    """Give back the keys and numbers of events that were not inserted: SQLite lets the caller commit after an error;
+    then such a key would refuse the event for ever, and such a number would be missing."""
+    added = {id for (id,) in (yield Statement(place.sql["added"], [json.dumps([row[0] for row in rows])]))}
+    for event, row in zip(reversed(events), reversed(rows), strict=True):
+        if row[0] in added:
+            continue
+        if event.idempotency_key is not None:
+            yield Statement(place.sql["give_back_key"], [event.idempotency_key, row[0]])
+        if event.numbered:
+            yield Statement(place.sql["give_back_number"], [row[1], row[2], row[_NUMBER]])
 
 
 def microseconds(instant: datetime) -> int:

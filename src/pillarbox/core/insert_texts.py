@@ -41,6 +41,12 @@ _SQLITE = {
         " FROM json_each(?) WHERE true"
         " ON CONFLICT DO UPDATE SET last = last + excluded.last RETURNING aggregate_type, aggregate_id, last"
     ),
+    # What an insert that failed has left; each looks whether it is still as it was, for SQLite may have rolled back.
+    "added": "SELECT event_id FROM {p}outbox WHERE event_id IN (SELECT value FROM json_each(?))",
+    "give_back_key": "DELETE FROM {p}keys WHERE key = ? AND event_id = ?",
+    "give_back_number": (
+        "UPDATE {p}numbers SET last = last - 1 WHERE aggregate_type = ? AND aggregate_id = ? AND last = ?"
+    ),
 }
 
 # Every parameter is sent as text: a connection may have codecs of its own for the other types, and asyncpg asks the
@@ -113,7 +119,8 @@ _POSTGRES = {
 def texts_of(dialect: Dialect, marker: Marker, schema: str, prefix: str, notify: bool) -> Mapping[str, str]:
     """Give the texts for tables with this prefix, by name."""
     if dialect == "sqlite":
-        texts = {name: text.format(p=prefix) for name, text in _SQLITE.items()}
+        # Never a temporary table of that name, nor one in an attached file, which is committed apart from the main one.
+        texts = {name: text.format(p=f"main.{prefix}") for name, text in _SQLITE.items()}
     else:
         texts = _postgres(f"{schema}.{prefix}", f", pg_notify('{prefix}outbox', '')" if notify else "")
     return {name: _marked(text, marker) for name, text in texts.items()}

@@ -51,7 +51,8 @@ def _migrate(file: str, prefix: str | None) -> str:
         return cure
     return (
         f"{cure}; if the tables are there, they have another prefix than {prefix!r}, which was looked for:"
-        " Outbox(prefix=…), Inbox(prefix=…) and prefix in [outbox] of the settings must be the same"
+        " Outbox(prefix=…), Inbox(prefix=…) and prefix in [outbox] of the settings must be the same; or they are in an"
+        " attached file, which SQLite does not commit as one with the main one: put them into the connection's own file"
     )
 
 

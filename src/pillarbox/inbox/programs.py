@@ -230,7 +230,7 @@ def where(texts: Texts) -> Program[str]:
     flags = ["--inbox"]
     if database is not None:  # else it is in memory, where no command gets
         flags += ["--database", quote(database)]
-    if schema not in ("", "public"):
+    if schema not in ("", "public", "main"):
         flags += ["--set", f"outbox.schema={schema}"]
     if prefix != "pillarbox_":
         flags += ["--set", f"outbox.prefix={prefix}"]

@@ -1,5 +1,5 @@
 """The inbox's statements, one table of texts per database. {p} is where the tables are: the prefix of their names, on
-PostgreSQL with the schema before it. `$1`, `$2`, … are the parameters.
+PostgreSQL with the schema before it, on SQLite with `main`. `$1`, `$2`, … are the parameters.
 
 An event is *parked* while its row is stored, held, retrying, blocked or dead; a line is blocked while it has such a
 row. Only events that block carry their line. `suspect` counts the tries of an event that may have killed its process;
@@ -218,8 +218,8 @@ _SQLITE = {
         " DO UPDATE SET last = excluded.last WHERE it.last = excluded.last - 1 RETURNING 1"
     ),
     # around the handler: gone if it ended the transaction
-    "mark": "SAVEPOINT {p}inbox_handler",
-    "unmark": "RELEASE {p}inbox_handler",
+    "mark": "SAVEPOINT {name}inbox_handler",
+    "unmark": "RELEASE {name}inbox_handler",
     # the row (_ALL)
     "park": (
         f"INSERT INTO {{p}}inbox_parked AS it ({_ALL}) SELECT {{row}} WHERE NOT EXISTS ({_IN_INBOX})"
@@ -341,12 +341,15 @@ def texts_of(consumer: str, dialect: Dialect, marker: Marker, place: str) -> Tex
 @lru_cache
 def _texts(dialect: Dialect, marker: Marker, place: str) -> Mapping[str, Text]:
     texts = _BOTH | (_SQLITE if dialect == "sqlite" else _POSTGRES)
+    name = place
+    if dialect == "sqlite":  # never a temporary table of that name, nor one in an attached file
+        place = f"main.{name}"
     instants = {f"at_{number}": _instant(dialect, number) for number in range(2, 6)}
     row = ", ".join(_typed(dialect, number, kind) for number, kind in enumerate(_ROW_TYPES, start=1))
     lists = {f"among_{number}": _AMONG[dialect].format(number) for number in (2, 3)}
     ago = _AGO[dialect].format(p=place)
     lists["pairs_2"] = _PAIRS[dialect].format(2)
-    named = {"p": place, "row": row, "ago": ago, **instants, **lists}
+    named = {"p": place, "name": name, "row": row, "ago": ago, **instants, **lists}
     return {name: _marked(text.format(**named), marker) for name, text in texts.items()}
 
 

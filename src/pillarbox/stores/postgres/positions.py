@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from pillarbox.core.routing import Topics
 from pillarbox.errors import ConfigError, StoreError
+from pillarbox.stores.postgres.begun_again import begun_again
 from pillarbox.stores.postgres.connection import Connection, Rows
 from pillarbox.stores.postgres.ways import Anchor, Way, lanes_of, mask_of, position_of
 
@@ -27,7 +28,8 @@ class Positions:
         self._p, self._topics = place, topics
 
     async def load(self, connection: Connection, owner: str, lanes: frozenset[int], careful: dict[int, int]) -> Loaded:
-        """Give the ways of lanes. Raises StoreError if a lane has no tick, or one of another cluster."""
+        """Give the ways of lanes. Raises StoreError if a lane has no tick, or one of another cluster, or ids have begun
+        again."""
         if 0 in lanes:
             await self._begin_whole_topics(connection, owner)
         rows = await connection.run(f"SELECT {_TICK} FROM {self._p}positions(%s)", [mask_of(lanes | {0})])
@@ -35,6 +37,8 @@ class Positions:
             f"SELECT {self._p}cluster(), coalesce(array_agg(topic), '{{}}') FROM {self._p}pauses"
         )
         self._check(rows, lanes, cluster)
+        if stopped := await begun_again(connection, self._p):
+            raise StoreError(stopped)
         own = [row for row in rows if not row[3] and row[1] is not None]
         whole = self._topics.whole | {row[1] for row in own if row[2]}
         ways = [self._way(row, frozenset({0}), careful) for row in own if row[2] and 0 in lanes]

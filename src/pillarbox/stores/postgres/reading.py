@@ -131,6 +131,9 @@ class Reading:
                     raise LaneLost("rows came back without the tick that they belong to")
                 self._pause(header)
                 return []
+            if header["m3"] < leader.mark.m:
+                self._memory.forget()
+                raise LaneLost("the ids of the log have begun again")  # whoever takes them says how to mend it
             self._memory.begun_at = now()
             self._memory.published = self._memory.failed = 0
             mark, anchor = (

@@ -31,7 +31,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON {p}inbox_parked TO {prefix}consumer;
 GRANT SELECT, INSERT, UPDATE ON {p}inbox_numbers TO {prefix}consumer;
 
 GRANT SELECT, DELETE ON {p}outbox, {p}keys TO {prefix}relay;
-GRANT SELECT ON SEQUENCE {p}outbox_id_seq TO {prefix}relay;
+GRANT SELECT ON SEQUENCE {p}outbox_id_seq TO {prefix}relay, {prefix}viewer;
 GRANT SELECT ON {p}numbers, {p}inbox_numbers TO {prefix}relay;
 GRANT SELECT, INSERT, UPDATE ON {p}meta, {p}replays TO {prefix}relay;
 GRANT SELECT, UPDATE ON {p}lanes TO {prefix}relay;

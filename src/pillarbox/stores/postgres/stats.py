@@ -5,6 +5,7 @@ from typing import Any
 
 from pillarbox.core.routing import LANES
 from pillarbox.ports import LATELY, NEWEST, Away, FullLot, Pause, RelaySeen, Stats, Status
+from pillarbox.stores.postgres.begun_again import begun_again
 from pillarbox.stores.postgres.canary import Canaries
 from pillarbox.stores.postgres.careful import CRASHES
 from pillarbox.stores.postgres.connection import Connection
@@ -210,7 +211,7 @@ class Overview:
                 f"{self._p}ticks holds no position for the lanes {', '.join(map(str, without))}; restore the table, or"
                 " everything would be published again"
             )
-        return ELSEWHERE if elsewhere else None
+        return ELSEWHERE if elsewhere else await begun_again(connection, self._p)
 
     async def _suspect_lanes(self, connection: Connection) -> int:
         [[count]] = await connection.run(f"SELECT count(*) FROM {self._p}lanes WHERE crashes >= %s", [CRASHES])
