@@ -286,8 +286,9 @@ async def test_each_kind_of_right_that_is_gone_is_found(
     migrated: str, execute: Execute, user: str, revoked: str, missing: str
 ) -> None:
     execute(f"REVOKE {revoked} FROM pillarbox_relay")
-    (finding,) = troubles(await gather(as_user(migrated, user)), but={"fsync"})
-    assert (finding.severity, finding.check) == ("problem", "rights")
+    found = troubles(await gather(as_user(migrated, user)), but={"fsync"})
+    (finding,) = (one for one in found if one.check == "rights")  # others may need that right to look
+    assert finding.severity == "problem"
     assert f"({missing})" in finding.line
     assert "which lacks them itself: run the script with the roles again" in finding.line
     (script,) = finding.commands

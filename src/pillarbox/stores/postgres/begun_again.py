@@ -8,13 +8,15 @@ async def begun_again(connection: Connection, place: str) -> str | None:
     outbox, sequence = f"{place}outbox", f"{place}outbox_id_seq"
     # A row with a transaction id above x has an id above m, unless ids have begun again. When the sequence has passed
     # the old ids, the lowest one still tells: what was there before has gone, or the new ones would have been refused.
+    # What an `adopt` found settled has transaction ids of another cluster, which tell nothing.
     rows = await connection.run(
         f"WITH places AS MATERIALIZED (SELECT * FROM {place}places()),"
         f" lowest AS MATERIALIZED (SELECT id, xid FROM {outbox} ORDER BY id LIMIT 1)"
         " SELECT s.reached, (SELECT max(greatest(m1, m2)) FROM places)"
         f" FROM (SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS reached FROM {sequence}) s"
         " WHERE s.reached < (SELECT max(greatest(m1, m2)) FROM places)"
-        " OR EXISTS (SELECT 1 FROM places t, lowest o WHERE o.xid > t.x1 AND o.id <= t.m1)"
+        " OR EXISTS (SELECT 1 FROM places t, lowest o WHERE o.xid > t.x1 AND o.id <= t.m1"
+        " AND o.id > coalesce(t.floor_id, 0))"
     )
     for reached, before in rows:
         return (

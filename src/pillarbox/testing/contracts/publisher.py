@@ -177,7 +177,10 @@ class PublisherContract:
         publisher = bench.publisher()
         publisher.send([Message("orders", "a", {"content_type": "application/avro"}, b, n) for n, b in enumerate(sent)])
         await answers(publisher, len(sent))
-        assert bodies(await bench.stored()) == sent
+        arrived = bodies(await bench.stored())
+        # Not as lists: what differs in so much is looked for by the hour.
+        assert [len(body) for body in arrived] == [len(body) for body in sent]
+        assert all(here == there for here, there in zip(arrived, sent, strict=True)), "a body was changed"
 
     async def test_headers_arrive_unchanged(self, bench: PublisherBench) -> None:
         headers = {"id": "7", "type": "OrderPlaced", "language": "Ελληνικά", "empty": "", "Upper-Case": 'a "b" \\ c'}
