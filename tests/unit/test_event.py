@@ -15,7 +15,7 @@ import msgspec
 import pydantic
 import pytest
 
-from pillarbox.core.event import RESERVED_HEADERS, RESERVED_PREFIXES, Event, carrying
+from pillarbox.core.event import MOST_OF_HEADERS, RESERVED_HEADERS, RESERVED_PREFIXES, Event, carrying
 from pillarbox.errors import AddError, InvalidEvent
 
 ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
@@ -188,6 +188,13 @@ def test_headers_are_texts_without_control_characters_in_their_names() -> None:
     refused("header 'n': holds a NUL", headers={"n": "\0"})
     refused("header 'n': holds a lone surrogate", headers={"n": "\udfff"})
     refused("headers: expected a mapping", headers=[("a", "b")])
+
+
+def test_headers_have_a_size_that_brokers_take() -> None:
+    names = {f"h{n:03}": "ü" * 100 for n in range(160)}  # 204 bytes each
+    event: Event[Any] = Event("X", {}, headers=names | {"rest": "x" * (MOST_OF_HEADERS - 160 * 204 - 4)})
+    assert len(event.headers) == 161
+    refused("headers: 32,769 bytes together", "put what is large into the payload", headers={"a": "x" * 32_768})
 
 
 def test_headers_of_an_event_cannot_be_changed_afterwards() -> None:

@@ -35,6 +35,9 @@ RESERVED_HEADERS = frozenset(
     )
 )
 RESERVED_PREFIXES = ("pillarbox-", "ce_", "ce-", "cloudevents:", "cloudevents_")
+MOST_OF_HEADERS = 32_768
+"""So many bytes the names and values of an event's own headers have together at most: several brokers take 64 KiB, ours
+and those of the trace included."""
 
 _set = object.__setattr__
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -291,6 +294,10 @@ def _headers(headers: Mapping[str, str]) -> Mapping[str, str]:
             raise InvalidEvent(f"headers: {name!r} is {type(value).__name__} {value!r:.60}; values are text")
         _check_characters(f"header {name!r}", value)
         checked[name] = str.__str__(value)
+    if (size := sum(len(text.encode()) for pair in checked.items() for text in pair)) > MOST_OF_HEADERS:
+        raise InvalidEvent(
+            f"headers: {size:,} bytes together, at most {MOST_OF_HEADERS:,}: put what is large into the payload"
+        )
     return MappingProxyType(checked)
 
 
