@@ -191,8 +191,11 @@ def _escaped(text: str) -> str:
 def _check_text(received: Received) -> None:
     """Refuse what no table could keep: lone surrogates, NUL, endless names, and what is no text at all."""
     names = (received.type, *received.aggregate)
+    together = "".join((received.key, *names))
+    if len(together) <= LONGEST and together.isascii() and "\0" not in together:
+        return  # as most are
     too_long = max(map(len, names)) > LONGEST or len(received.key.encode()) > LONGEST_KEY
-    if too_long or "\0" in "".join((received.key, *names)):
+    if too_long or "\0" in together:
         raise DecodeError(
             f"the message on {received.delivery.topic!r} has an id, a type or an aggregate that cannot be kept: with a"
             f" NUL, or of more than {LONGEST} characters"
