@@ -43,9 +43,11 @@ class _Jump(selectors.BaseSelector):
 
     def __init__(self, clock: ManualClock) -> None:
         self._real, self._clock = selectors.DefaultSelector(), clock
+        self._registered = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        events = self._real.select(0)
+        # The loop's own waking pipe alone is not worth a call of the system: whoever wakes it has queued something.
+        events = self._real.select(0) if self._registered > 1 or timeout is None else []
         if events or timeout == 0:
             return events
         if timeout is None:
@@ -54,9 +56,11 @@ class _Jump(selectors.BaseSelector):
         return []
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        self._registered += 1
         return self._real.register(fileobj, events, data)
 
     def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        self._registered -= 1
         return self._real.unregister(fileobj)
 
     def get_map(self) -> Any:
