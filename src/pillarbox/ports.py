@@ -56,8 +56,9 @@ class Source(Protocol):
 
         Log entries come as a prefix of what was given out; parked ones in any order. Of a topic that is held they may
         be Detoured: the position moves over them, and a detour begins at the first, from which they come out again.
-        Safe to call twice with the same settlements. What was only published may be stored a moment later: a crash
-        repeats it. Raises LaneLost, having changed nothing, if another relay took the lanes meanwhile.
+        Safe to call twice with the same settlements, also when another copy of one of the events is out by then. What
+        was only published may be stored a moment later: a crash repeats it. Raises LaneLost, having changed nothing, if
+        another relay took the lanes meanwhile.
         """
 
     def hold(self, topics: frozenset[str]) -> None:

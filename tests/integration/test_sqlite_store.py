@@ -12,8 +12,9 @@ from pillarbox.core.retry import PUBLISHED, Dead
 from pillarbox.core.window import Settlement
 from pillarbox.errors import StoreError, StoreUnavailable
 from pillarbox.ports import Query
+from pillarbox.stores.sqlite.parking import ParkingLot
 from pillarbox.telemetry.hooks import Facts, Moment
-from pillarbox.testing.contracts.store_bench import names, read, record, settle
+from pillarbox.testing.contracts.store_bench import names, publish_all, read, record, replayed, settle
 from tests.integration.sqlite_shop import Shop, on_connection
 
 LONG = 20.0
@@ -113,6 +114,32 @@ async def test_a_commit_whose_answer_was_lost_is_believed(shop: Shop) -> None:
     assert shop.sql("SELECT count(*) FROM pillarbox_parked") == [(0,)]
     await settle(store, entries)
     assert shop.sql("SELECT last_id FROM pillarbox_ticks ORDER BY n DESC LIMIT 1") == [(3,)]
+
+
+async def test_what_fails_after_the_commit_settles_no_other_copy_when_it_is_repeated(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await shop.holder()
+    shop.add("A")
+    await publish_all(store)
+    await replayed(store, Query(), "replay-1", again=True)
+    await replayed(store, Query(), "replay-2", again=True)
+    earlier = await read(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(ParkingLot, "look", locked)  # it reads behind the commit
+        with pytest.raises(StoreUnavailable, match="locked"):
+            await settle(store, earlier)
+    later = await read(store)
+    await settle(store, earlier)
+    assert [entry.replay for entry in (*earlier, *later)] == ["replay-1", "replay-2"]
+    states = "SELECT replay, state FROM pillarbox_parked ORDER BY id"
+    assert shop.sql(states) == [("replay-1", "published"), ("replay-2", "delayed")]
+    await settle(store, later)
+    assert shop.sql(states) == [("replay-1", "published"), ("replay-2", "published")]
+
+
+def locked(lot: ParkingLot, db: sqlite3.Connection) -> None:
+    raise StoreUnavailable("the database is locked")
 
 
 async def test_what_was_not_given_out_next_cannot_be_settled(shop: Shop) -> None:

@@ -36,6 +36,8 @@ class Entry(NamedTuple):
     replay: str | None = None
     """It was published before: '' if it is repeated as it was, or the id of the replay that sends it on purpose to
     handlers that had it; None in normal life."""
+    row: int = 0
+    """Its row in the parking lot: copies of one event have its position in common, and each is settled for itself."""
 
     @property
     def size(self) -> int:

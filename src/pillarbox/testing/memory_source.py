@@ -442,11 +442,13 @@ class MemorySource:
         return row.state == "retrying" or (row.state == "dead" and blocks)
 
     def _out_of_the_lot(self, row: Parked) -> Entry:
-        return row.entry._replace(attempts=row.attempts, parked=True, ordered=row.line is not None, replay=row.replay)
+        return row.entry._replace(
+            attempts=row.attempts, parked=True, ordered=row.line is not None, replay=row.replay, row=row.id
+        )
 
     def _row_of(self, entry: Entry) -> Parked | None:
         out = self._memory.parked_out
-        rows = (row for row in self.database.parked if row.id in out and row.entry.position == entry.position)
+        rows = (row for row in self.database.parked if row.id in out and row.id == entry.row)
         return next(rows, None)
 
     def _settle_parked(self, entry: Entry, verdict: object) -> None:

@@ -245,7 +245,7 @@ class ParkingLot:
                 line,
                 state,
                 lane,
-                entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None, replay=replay),
+                entry_of(row)._replace(attempts=attempts, parked=True, ordered=line is not None, replay=replay, row=id),
             )
             for id, line, state, lane, attempts, replay, *row in found
         ]
@@ -298,7 +298,7 @@ class ParkingLot:
         changes = []
         for entry, verdict in settlements:
             id, _ = self._given.get(entry.position, (None, None))
-            if id is None or (entry.replay is not None and isinstance(verdict, Blocked)):
+            if id != entry.row or (entry.replay is not None and isinstance(verdict, Blocked)):
                 continue  # a copy stays as it is: it waits behind the one that failed
             if isinstance(verdict, Published):
                 changes.append({"id": id, "state": "published", "free": False, "attempts": entry.attempts})
@@ -312,9 +312,10 @@ class ParkingLot:
         if settlements:
             self._walks.forget()
         for entry, _ in settlements:
-            id, line = self._given.pop(entry.position, (None, None))
-            if id is None:
-                continue
+            id, line = self._given.get(entry.position, (None, None))
+            if id != entry.row:
+                continue  # it was settled before: if its position is out again, then in another copy
+            del self._given[entry.position]
             self._landed.add(id)
             if line is not None:
                 _take_one(self._lines_out, line)

@@ -149,7 +149,7 @@ class ParkingLot:
         )
         rows, size = [], 0
         for id, line, state, attempts, replay, *row in cursor:
-            rows.append(_Row(id, line, state, parked_entry(tuple(row), attempts, line is not None, replay)))
+            rows.append(_Row(id, line, state, parked_entry(tuple(row), id, attempts, line is not None, replay)))
             size += rows[-1].entry.size
             if size >= CHUNK:
                 break
@@ -194,7 +194,7 @@ class ParkingLot:
         """Record what has become of parked entries; those that are settled already are passed over."""
         for entry, verdict in settlements:
             id, line = self._given.get(entry.position, (None, None))
-            if id is None or (entry.replay is not None and isinstance(verdict, Blocked)):
+            if id != entry.row or (entry.replay is not None and isinstance(verdict, Blocked)):
                 continue  # a copy stays as it is: it waits behind the one that failed
             if isinstance(verdict, Published):
                 sql = "UPDATE {p}parked SET state = 'published', settled_at = ?, due_at = NULL WHERE id = ?"
@@ -215,10 +215,13 @@ class ParkingLot:
         if settlements:
             self._walks.forget()
         for entry, _ in settlements:
-            id, line = self._given.pop(entry.position, (None, None))
+            id, line = self._given.get(entry.position, (None, None))
+            if id != entry.row:
+                continue  # it was settled before: if its position is out again, then in another copy
+            del self._given[entry.position]
             if line is not None:
                 _take_one(self._lines_out, line)
-            elif id is not None and (copies := self._topics.line_of(entry)) is not None:
+            elif (copies := self._topics.line_of(entry)) is not None:
                 _take_one(self._copies_out, copies)
 
 

@@ -86,7 +86,7 @@ def log_entries(rows: Iterable[tuple[Any, ...]]) -> list[Entry]:
     ]
 
 
-def parked_entry(row: tuple[Any, ...], attempts: int, ordered: bool, replay: str | None) -> Entry:
+def parked_entry(row: tuple[Any, ...], id: int, attempts: int, ordered: bool, replay: str | None) -> Entry:
     """Make an entry of a row out of the parking lot (position, then AS_ENTRY)."""
     [entry] = log_entries((row,))
-    return entry._replace(attempts=attempts, parked=True, ordered=ordered, replay=replay)
+    return entry._replace(attempts=attempts, parked=True, ordered=ordered, replay=replay, row=id)

@@ -58,6 +58,13 @@ class GivesOutTwoCopiesOfOneEvent(MemoryStore):
         return [row for row in rows if row in chosen or row.entry.position in positions]
 
 
+@breaks("test_a_copy_that_is_settled_once_more_settles_no_later_one")
+class SettlesAnyCopyOfTheEvent(MemoryStore):
+    def _row_of(self, entry: Entry) -> Parked | None:
+        rows = (row for row in self.database.parked if row.id in self._memory.parked_out)
+        return next((row for row in rows if row.entry.position == entry.position), None)
+
+
 @breaks("test_who_retries_a_dead_copy_leaves_a_second_one_where_it_is")
 class RetriesEveryCopyOfAnEvent(MemoryStore):
     async def retry(self, query: Query) -> int:

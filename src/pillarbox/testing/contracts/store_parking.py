@@ -1,8 +1,10 @@
 """The rules of the parking lot: what failed, what waits behind it, what is delayed."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from pillarbox.core.entry import Entry
 from pillarbox.core.event import Event
 from pillarbox.core.retry import PUBLISHED
 from pillarbox.core.window import BLOCKED, Delayed
@@ -31,6 +33,11 @@ def laden(**more: Any) -> list[Event[Any]]:
         event("Placed", "1", idempotency_key="k", **carried),
         Event("Raw", b"\x00\xff", aggregate=("order", "2"), topic="orders", content_type="application/avro", **carried),
     ]
+
+
+def as_read(entries: Sequence[Entry]) -> list[Entry]:
+    """Leave out which rows of the parking lot they are in: the store's own affair."""
+    return [entry._replace(row=0) for entry in entries]
 
 
 class ParkingRules:
@@ -109,7 +116,9 @@ class ParkingRules:
         assert len(entries) == 2
         await settle(store, entries, soon(bench))
         bench.clock.advance(6)
-        assert sorted(await read(store)) == sorted(entry._replace(attempts=1, parked=True) for entry in entries)
+        assert sorted(as_read(await read(store))) == sorted(
+            entry._replace(attempts=1, parked=True) for entry in entries
+        )
 
     async def test_only_the_head_comes_out_while_it_is_retried(self, bench: StoreBench) -> None:
         store = await holder(bench)
@@ -253,7 +262,9 @@ class ParkingRules:
         assert len(entries) == 2
         await settle(store, entries, Delayed(at))
         bench.clock.advance(60)
-        assert sorted(await read(store)) == sorted(entry._replace(parked=True, ordered=False) for entry in entries)
+        assert sorted(as_read(await read(store))) == sorted(
+            entry._replace(parked=True, ordered=False) for entry in entries
+        )
 
     async def test_a_delayed_entry_holds_nobody_back(self, bench: StoreBench) -> None:
         store = await holder(bench)

@@ -218,3 +218,14 @@ class ReplayingRules:
         place = (await record(store, "C")).position
         found = await store.find(Query(upto=place, newest_first=False))
         assert [one.type for one in found] == ["A", "B", "C"]
+
+    async def test_a_copy_that_is_settled_once_more_settles_no_later_one(self, bench: StoreBench) -> None:
+        store = await shop(bench)
+        await replayed(store, Query(type="C"))
+        earlier = await read(store)
+        await settle(store, earlier)
+        await replayed(store, Query(type="C"), "replay-2")
+        assert names(await read(store)) == ["C"]
+        await settle(store, earlier)  # the answer to the first time was lost
+        await bench.crash(store)
+        assert await publish_all(await holder(bench, "b")) == ["C"], "the later copy was never sent"
