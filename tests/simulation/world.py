@@ -7,7 +7,7 @@ settling; the consumer and its programs. What is simulated: time, the network to
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -94,7 +94,8 @@ class World:
         self.poison: set[str] = set()
         self._outbox = MemoryOutbox(topic="{event_type}")
         self._locks = {aggregate: asyncio.Lock() for aggregate in AGGREGATES}
-        self._stopped = False
+        self._processes: dict[str, asyncio.Task[None]] = {}
+        self._stopped: set[str] = set()
         self.edition = edition
         sizes = random.Random(f"sizes of {seed}")
         is_long = edition < Edition.OPERATED or sizes.random() < 0.05
@@ -110,8 +111,11 @@ class World:
     async def live(self, writers: int = 3) -> None:
         """Let everything happen for a while, then let it become quiet and drain."""
         relays = [f"relay-{number}" for number in range(self.random.choice((1, 2, 2, 3)))]
-        processes = [asyncio.create_task(self._process(name, self._relay)) for name in relays]
-        processes += [asyncio.create_task(self._process(name, self._consumer)) for name in ("consumer-0", "consumer-1")]
+        consumers = ["consumer-0", "consumer-1"]
+        for name in relays:
+            self._processes[name] = asyncio.create_task(self._process(name, self._relay))
+        for name in consumers:
+            self._processes[name] = asyncio.create_task(self._process(name, self._consumer))
         others = [asyncio.create_task(self._write()) for _ in range(writers)]
         others += [asyncio.create_task(self._operate()), asyncio.create_task(self._weather())]
         if self.edition >= Edition.TOPICS_FAIL:
@@ -124,11 +128,17 @@ class World:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._calm_down()
-        self._stopped = True
-        for life in self.lives.values():
-            life.daemon.stop()
-        await asyncio.gather(*processes)
+        await self._stop(relays)
+        await self._rest()  # a relay that was frozen may have sent what had been settled or dropped without it
+        await self._stop(consumers)
         self._write_down()
+
+    async def _stop(self, names: Sequence[str]) -> None:
+        """Stop daemons in peace, and wait for their ends; no others take their places."""
+        self._stopped.update(names)
+        for name in names:
+            self.lives[name].daemon.stop()
+        await asyncio.gather(*(self._processes[name] for name in names))
 
     def _write_down(self) -> None:
         history, stored, applied = self.history, self._stored(), self.billing.applied()
@@ -151,7 +161,7 @@ class World:
 
     async def _process(self, name: str, start: Callable[[str], RelayLife | ConsumerLife]) -> None:
         starts = 0
-        while not self._stopped:
+        while name not in self._stopped:
             starts += 1
             life = self.lives[name] = start(f"{name}/{starts}")
             task = asyncio.create_task(life.daemon.run())
@@ -168,7 +178,7 @@ class World:
     # The end of a run
 
     async def _calm_down(self) -> None:
-        """No more faults; drop what is dead; wait until nothing is left to do."""
+        """No more faults; drop what is dead; wait until nothing is left to do, as far as the tables tell."""
         self.quiet, self.down_until = True, 0.0
         self._failing.clear()
         self.database.crash()
@@ -176,6 +186,11 @@ class World:
         for topic in list(self.database.pauses):
             await desk.resume(topic)
         await operator.finish(self)
+        await self._rest()
+
+    async def _rest(self) -> None:
+        """Wait until nothing is left to do."""
+        desk = MemoryStore(self.database, "desk")
         deadline = self.clock.elapsed + 300
         while self.clock.elapsed < deadline:
             await self._drop_dead(desk)
