@@ -142,7 +142,7 @@ def test_a_row_of_the_other_kind_stops_the_connector_loudly_and_loses_nothing(sh
     assert f"value (7) does not match pattern ('a row of public.pillarbox_outbox has no {lacks} but a {has}" in trace
     assert shop.count() == 3
 
-    again = shop.pillarbox("--register", shop.connect.url, "--payload", kind)
+    again = shop.pillarbox("--register", shop.connect.url, "--payload", kind, "--wait", "60")  # until it fails
     assert again.returncode == 3
     assert f"has no {lacks} but a {has}, and this connector carries {lacks} alone" in again.stderr
     assert shop.count() == 3

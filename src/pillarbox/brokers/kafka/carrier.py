@@ -60,7 +60,9 @@ class Carrier:
         self._batch_size = 0
         self._journal = Journal()
         self._producer: Producer | None = self._make()
-        self._acknowledges = self._broken = self._closing = False
+        self._acknowledges = self._broken = self._closing = self._abandoned = False
+        self.came_back_at = time.monotonic()
+        """When the client last came back from a call."""
         self._looked_up: dict[str, PublishError] = {}
 
     def send(self, flight: Flight) -> None:
@@ -71,6 +73,12 @@ class Carrier:
         """Let the thread end soon; called on the loop."""
         self._waiting.put(None)
 
+    def abandon(self) -> None:
+        """Send nothing more, whenever the client may come back; called on the loop, while the thread is in a call."""
+        self._abandoned = True
+        if (producer := self._producer) is not None:
+            producer.purge(blocking=False)
+
     def run(self) -> None:
         """Carry until told to stop. Everything below runs in this thread."""
         try:
@@ -80,8 +88,12 @@ class Carrier:
             self._producer = None
 
     def _turn(self) -> bool:
+        if self._abandoned:
+            return False
         self._looked_up.clear()
-        for flight in self._gather():
+        flights = self._gather()
+        self.came_back_at = time.monotonic()
+        for flight in flights:
             if not self._flights and not self._acknowledges and self._journal.all_down:
                 self._throw_away()  # nobody was there when it was made; that may be long ago
             self._flights.append(flight)
@@ -128,6 +140,8 @@ class Carrier:
         produce, report = self._ready().produce, flight.report
         handed = self._hand_over_together(flight, messages) if not held and _are_ready(messages) else 0
         for message in messages[handed:]:
+            if self._abandoned:
+                break
             topic, key, headers, body, ticket = message
             if held and key is not None and (topic, key) in held:
                 flight.refuse(ticket, _held_back(message))
@@ -339,6 +353,7 @@ class Carrier:
             self._ready().flush(seconds)
         except (KafkaException, SystemError):
             self._broken = True
+        self.came_back_at = time.monotonic()
 
     def _listen(self) -> None:
         """Hear what an idle client has to say, so that it does not pile up."""

@@ -6,7 +6,7 @@ from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import aiormq
-from aiormq.abc import AbstractChannel
+from aiormq.abc import AbstractChannel, FieldValue
 
 from pillarbox.errors import ConfigError
 from pillarbox.torture.taps.caught import Caught, text
@@ -14,6 +14,7 @@ from pillarbox.torture.taps.caught import Caught, text
 EXCHANGE = "pillarbox-torture"
 QUEUE = f"{EXCHANGE}-tap"
 CONSUMER = "torture"
+ITS_QUEUE: dict[str, FieldValue] = {"x-queue-type": "quorum", "x-single-active-consumer": True}
 T = TypeVar("T")
 
 
@@ -33,10 +34,16 @@ class RabbitTap:
 
     def prepare(self, topics: Sequence[str]) -> None:
         async def make(channel: AbstractChannel) -> None:
+            version = str(channel.connection.server_properties["version"])
+            limit: dict[str, FieldValue] = {"x-delivery-limit": -1} if int(version.partition(".")[0]) >= 4 else {}
             await channel.exchange_declare(EXCHANGE, exchange_type="topic", durable=True)
             await channel.queue_declare(QUEUE, durable=True)
             for topic in topics:
                 await channel.queue_bind(QUEUE, EXCHANGE, topic)
+                # The consumers' as well, as they make them: what is published before it is bound no queue ever gets,
+                # and relays may be at work before the first consumer is.
+                await channel.queue_declare(f"{CONSUMER}.{topic}", durable=True, arguments=ITS_QUEUE | limit)
+                await channel.queue_bind(f"{CONSUMER}.{topic}", EXCHANGE, topic)
 
         self.remove(topics)
         self._with(make)
