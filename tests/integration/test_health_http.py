@@ -7,8 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -340,26 +340,9 @@ def serving_consumer(shop: HealthShop, broker: MemoryBroker, handle: Callable[[]
     return Consumer(inbox, topics=["order-events"], broker=broker, settings=settings, hooks=Hooks(shop.moments))
 
 
-async def test_a_handler_that_may_hang_is_told_of(shop: HealthShop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pillarbox.inbox.handling.SLOW_AFTER", 0)
-    broker, loop = MemoryBroker(), asyncio.get_running_loop()
-    begun, go_on = asyncio.Event(), threading.Event()
-
-    def handle() -> None:
-        loop.call_soon_threadsafe(begun.set)
-        go_on.wait(20)
-
-    shop.add(placed(1))
-    await Relay(database=shop.database, broker=broker).run_once()
-    async with serving_consumer(shop, broker, handle):
-        async with asyncio.timeout(20):
-            await begun.wait()
-            answer = await shop.get("/readyz")
-            assert (answer.status_code, answer.json()) == (200, {"status": "degraded", "problems": ["handler slow"]})
-        go_on.set()
-
-
-async def test_a_consumer_that_drains_is_not_ready_and_lives(shop: HealthShop) -> None:
+@asynccontextmanager
+async def consumer_in_its_handler(shop: HealthShop) -> AsyncIterator[Consumer]:
+    """A consumer whose handler does not return before this ends."""
     broker, loop = MemoryBroker(), asyncio.get_running_loop()
     begun, go_on = asyncio.Event(), threading.Event()
 
@@ -372,12 +355,26 @@ async def test_a_consumer_that_drains_is_not_ready_and_lives(shop: HealthShop) -
     async with serving_consumer(shop, broker, handle) as consumer:
         async with asyncio.timeout(20):
             await begun.wait()
+        try:
+            yield consumer
+        finally:
+            go_on.set()
+
+
+async def test_a_handler_that_may_hang_is_told_of(shop: HealthShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pillarbox.inbox.handling.SLOW_AFTER", 0)
+    async with consumer_in_its_handler(shop):
+        answer = await shop.get("/readyz")
+        assert (answer.status_code, answer.json()) == (200, {"status": "degraded", "problems": ["handler slow"]})
+
+
+async def test_a_consumer_that_drains_is_not_ready_and_lives(shop: HealthShop) -> None:
+    async with consumer_in_its_handler(shop) as consumer:
         assert (await shop.get("/readyz")).json()["status"] == "ready"
         consumer.stop()
         answer = await shop.get("/readyz")
         assert (answer.status_code, answer.json()["status"]) == (503, "draining")
         assert (await shop.get("/livez")).status_code == 200
-        go_on.set()
 
 
 async def test_a_consumer_whose_broker_is_away_says_so_lives_and_stays_in_service(shop: HealthShop) -> None:

@@ -5,6 +5,7 @@ Prefix-safe, because nothing in the client ever gives up on a record while those
 timeout of their own, a gap is a fatal error, and at our own deadline the whole producer is purged and thrown away.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +61,8 @@ class Carrier:
         self._batch_size = 0
         self._journal = Journal()
         self._producer: Producer | None = self._make()
-        self._acknowledges = self._broken = self._closing = self._abandoned = False
+        self._acknowledges = self._broken = self._closing = False
+        self._abandoned = threading.Event()
         self.came_back_at = time.monotonic()
         """When the client last came back from a call."""
         self._looked_up: dict[str, PublishError] = {}
@@ -75,7 +77,7 @@ class Carrier:
 
     def abandon(self) -> None:
         """Send nothing more, whenever the client may come back; called on the loop, while the thread is in a call."""
-        self._abandoned = True
+        self._abandoned.set()
         if (producer := self._producer) is not None:
             producer.purge(blocking=False)
 
@@ -88,7 +90,7 @@ class Carrier:
             self._producer = None
 
     def _turn(self) -> bool:
-        if self._abandoned:
+        if self._abandoned.is_set():
             return False
         self._looked_up.clear()
         flights = self._gather()
@@ -137,10 +139,12 @@ class Carrier:
 
     def _hand_over(self, flight: Flight, messages: Sequence[Message], held: set[tuple[str, str | None]]) -> None:
         """Give messages to the client, in order; of a key nothing goes behind what it does not take."""
+        if self._abandoned.is_set():
+            return  # another one has these by now
         produce, report = self._ready().produce, flight.report
         handed = self._hand_over_together(flight, messages) if not held and _are_ready(messages) else 0
         for message in messages[handed:]:
-            if self._abandoned:
+            if self._abandoned.is_set():
                 break
             topic, key, headers, body, ticket = message
             if held and key is not None and (topic, key) in held:

@@ -82,7 +82,8 @@ class KafkaPublisher:
         try:
             carrier.run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the relay must hear of it
-            self._call(self._sends.die, error)
+            if carrier is self._carrier:  # one that was replaced may end as it likes
+                self._call(self._sends.die, error)
 
     def _on_the_loop(self, answers: Answers) -> None:
         self._call(self._take, answers)
